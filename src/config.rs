@@ -1,0 +1,427 @@
+//! The host's configuration: `/etc/oci-mps/config.toml` to [`HostConfig`]. No file is the same as an empty one.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _};
+
+use crate::file;
+use crate::quantity::MemoryQuantity;
+use crate::size::{Field, Ipc, Size};
+
+/// What the administrator decided, or the defaults of the contract.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HostConfig {
+    /// The program behind `oci-mps-runtime`.
+    pub runtime: Runtime,
+    /// The MPS control daemon.
+    pub daemon: Daemon,
+    /// Where the GPUs are known from.
+    pub inventory: Source,
+    /// What containers look like.
+    pub container: Container,
+    /// What a container's annotations leave out.
+    #[serde(deserialize_with = "size")]
+    pub defaults: Size,
+    /// Sizes by name.
+    #[serde(deserialize_with = "sizes")]
+    pub profiles: BTreeMap<String, Size>,
+    /// Who may have how much.
+    pub policy: Policy,
+    /// Other systems' annotations.
+    pub aliases: Aliases,
+}
+
+/// `[runtime]`
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Runtime {
+    /// Names or paths; the first one that is found becomes the real runtime.
+    #[serde(deserialize_with = "one_or_many")]
+    pub path: Vec<PathBuf>,
+}
+
+/// `[daemon]`
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Daemon {
+    /// The control program: a path, or a name that is looked up in system directories.
+    pub control: PathBuf,
+    /// Who starts it.
+    pub start: Start,
+    /// What becomes of the GPUs' compute mode.
+    pub compute_mode: ComputeMode,
+    /// Whether clients of different users may run at once, where the driver knows how.
+    pub multi_user: bool,
+}
+
+/// Who starts the control daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Start {
+    /// The first container that needs it.
+    OnDemand,
+    /// Somebody else; a container that comes before is refused.
+    Service,
+}
+
+/// What becomes of the GPUs' compute mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ComputeMode {
+    /// It stays as it is.
+    Keep,
+    /// `EXCLUSIVE_PROCESS` while the service is up.
+    Exclusive,
+}
+
+/// `[inventory]`
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Source {
+    /// Who knows the GPUs.
+    pub source: SourceKind,
+    /// The file that says so, where `source = "file"`.
+    pub file: PathBuf,
+}
+
+/// Who knows the GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SourceKind {
+    /// The driver, through its management library.
+    Nvml,
+    /// A file.
+    File,
+}
+
+/// `[container]`
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Container {
+    /// Whose IPC namespace, where the container does not say.
+    pub ipc: Ipc,
+    /// Where the client directory is in the container.
+    #[serde(deserialize_with = "absolute")]
+    pub pipe_dir: PathBuf,
+    /// Who brings the device nodes and libraries.
+    pub inject: Inject,
+}
+
+/// Who brings the device nodes and libraries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Inject {
+    /// The engine.
+    None,
+}
+
+/// `[policy]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Policy {
+    /// How much of the memory may be promised, as a factor of at least 1.
+    #[serde(deserialize_with = "factor")]
+    pub memory_overcommit: f64,
+    /// Whether the ceilings on threads may add up to more than 100 percent.
+    pub threads_overcommit: bool,
+    /// How many slices a GPU is cut into.
+    pub slices: NonZeroU32,
+    /// Kept back on each GPU, for the server and contexts.
+    #[serde(deserialize_with = "memory")]
+    pub reserve: MemoryQuantity,
+    /// Whether containers may name profiles only.
+    pub only_profiles: bool,
+    /// Which of the GPUs with room is taken.
+    pub placement: Placement,
+}
+
+/// Which of the GPUs with room is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Placement {
+    /// The one that is left with the least.
+    Pack,
+    /// The one that is left with the most.
+    Spread,
+}
+
+/// `[aliases]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Aliases {
+    /// `nvidia.com/gpu`, `nvidia.com/gpumem`, …
+    pub hami: bool,
+    /// `aliyun.com/gpu-mem`
+    pub ack: bool,
+}
+
+/// A configuration that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// There, but not readable.
+    #[error("cannot read the configuration {}: {source}; mend it, or name another one with OCI_MPS_CONFIG", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the file system said.
+        source: io::Error,
+    },
+    /// Not what the contract describes; the parser's message names the line.
+    #[error("the configuration {} is not understood: {message}", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// The line, and what is wrong in it.
+        message: String,
+    },
+}
+
+impl HostConfig {
+    /// Reads the host's configuration; where there is no such file, the defaults.
+    ///
+    /// # Errors
+    /// Where there is a file that cannot be read or understood: a container that asks for a share is then refused,
+    /// since nobody knows what the administrator meant.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let bytes = match file::read(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(source) => return Err(ConfigError::Read { path: path.to_owned(), source }),
+            Ok(bytes) => bytes,
+        };
+        String::from_utf8(bytes)
+            .map_err(|error| error.to_string())
+            .and_then(|text| Self::parse(&text))
+            .map_err(|message| ConfigError::Parse { path: path.to_owned(), message })
+    }
+
+    /// Understands the text of a configuration.
+    ///
+    /// # Errors
+    /// What is wrong, with its line.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())
+    }
+}
+
+impl Default for Runtime {
+    fn default() -> Self {
+        Self { path: ["runc", "crun", "youki"].map(PathBuf::from).to_vec() }
+    }
+}
+
+impl Default for Daemon {
+    fn default() -> Self {
+        Self {
+            control: PathBuf::from("nvidia-cuda-mps-control"),
+            start: Start::OnDemand,
+            compute_mode: ComputeMode::Keep,
+            multi_user: true,
+        }
+    }
+}
+
+impl Default for Source {
+    fn default() -> Self {
+        Self { source: SourceKind::Nvml, file: PathBuf::from("/etc/oci-mps/gpus.toml") }
+    }
+}
+
+impl Default for Container {
+    fn default() -> Self {
+        Self { ipc: Ipc::Host, pipe_dir: PathBuf::from("/run/oci-mps"), inject: Inject::None }
+    }
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            memory_overcommit: 1.0,
+            threads_overcommit: true,
+            slices: NonZeroU32::MIN.saturating_add(3),
+            reserve: MemoryQuantity::from_mib(512),
+            only_profiles: false,
+            placement: Placement::Pack,
+        }
+    }
+}
+
+impl Default for Aliases {
+    fn default() -> Self {
+        Self { hami: true, ack: true }
+    }
+}
+
+/// A value of a size: people write `threads = 25` as readily as `threads = "25%"`.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a text or a number")]
+enum Value {
+    Text(String),
+    Integer(i64),
+    Decimal(f64),
+}
+
+fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
+    parse_size(BTreeMap::deserialize(deserializer)?)
+}
+
+fn sizes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, Size>, D::Error> {
+    let profiles = BTreeMap::<String, BTreeMap<String, Value>>::deserialize(deserializer)?;
+    profiles.into_iter().map(|(name, values)| Ok((name, parse_size(values)?))).collect()
+}
+
+fn parse_size<E: serde::de::Error>(values: BTreeMap<String, Value>) -> Result<Size, E> {
+    let mut size = Size::default();
+    for (name, value) in values {
+        let field = Field::named(&name).ok_or_else(|| {
+            let known = Field::ALL.map(Field::name).join(", ");
+            E::custom(format!("unknown field `{name}`, expected one of {known}"))
+        })?;
+        let text = match value {
+            Value::Text(text) => text,
+            Value::Integer(number) => number.to_string(),
+            Value::Decimal(number) => number.to_string(),
+        };
+        size.set(field, &text).map_err(|error| E::custom(format!("{name}: {error}")))?;
+    }
+    Ok(size)
+}
+
+fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PathBuf>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected a path or a list of paths")]
+    enum Paths {
+        One(PathBuf),
+        Many(Vec<PathBuf>),
+    }
+    match Paths::deserialize(deserializer)? {
+        Paths::One(path) => Ok(vec![path]),
+        Paths::Many(paths) if paths.is_empty() => Err(D::Error::custom("name at least one runtime")),
+        Paths::Many(paths) => Ok(paths),
+    }
+}
+
+fn absolute<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+    let path = PathBuf::deserialize(deserializer)?;
+    if path.is_absolute() { Ok(path) } else { Err(D::Error::custom("must be an absolute path")) }
+}
+
+fn memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<MemoryQuantity, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if matches!(text.as_str(), "0" | "0MiB" | "0GiB") {
+        return Ok(MemoryQuantity::ZERO);
+    }
+    text.parse().map_err(D::Error::custom)
+}
+
+fn factor<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let factor = f64::deserialize(deserializer)?;
+    if (1.0..=100.0).contains(&factor) {
+        Ok(factor)
+    } else {
+        Err(D::Error::custom("must be between 1.0 and 100.0"))
+    }
+}
+
+impl Policy {
+    /// How much of a GPU may be promised.
+    pub fn shareable(&self, memory: MemoryQuantity) -> MemoryQuantity {
+        let free = memory.minus(self.reserve);
+        if self.memory_overcommit <= 1.0 {
+            return free;
+        }
+        // in thousandths, so that the product is exact and rounds down
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "1.0 to 100.0, checked when read"
+        )]
+        let thousandths = (self.memory_overcommit * 1000.0) as u64;
+        MemoryQuantity::from_mib(free.mib().saturating_mul(thousandths) / 1000)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    /// The contract's own listing of the defaults.
+    const CONTRACT: &str = r#"
+[runtime]
+path = ["runc", "crun", "youki"]
+[daemon]
+control = "nvidia-cuda-mps-control"
+start = "on-demand"
+compute_mode = "keep"
+multi_user = true
+[inventory]
+source = "nvml"
+file = "/etc/oci-mps/gpus.toml"
+[container]
+ipc = "host"
+pipe_dir = "/run/oci-mps"
+inject = "none"
+[defaults]
+[profiles.small]
+memory = "4GiB"
+threads = 12.5
+[policy]
+memory_overcommit = 1.0
+threads_overcommit = true
+slices = 4
+reserve = "512MiB"
+only_profiles = false
+placement = "pack"
+[aliases]
+hami = true
+ack = true
+"#;
+
+    #[test]
+    fn the_contracts_listing_is_the_default() {
+        let mut listed = HostConfig::parse(CONTRACT).unwrap();
+        let small = listed.profiles.remove("small").unwrap();
+        assert_eq!(listed, HostConfig::default());
+        assert_eq!(small.threads, Some("12.5".parse().unwrap()));
+    }
+
+    #[rstest]
+    #[case("[policy]\nmemory_overcomit = 2.0", "line 2", "memory_overcomit")]
+    #[case("[polcy]", "line 1", "polcy")]
+    #[case("[defaults]\nmemory = \"1.5G\"", "memory: \"1.5G\"", "write 1536MiB")]
+    #[case("[profiles.small]\nthreds = 5", "line 1", "unknown field `threds`")]
+    #[case("[daemon]\nstart = \"sometimes\"", "line 2", "on-demand")]
+    #[case("[container]\npipe_dir = \"run\"", "line 2", "absolute")]
+    #[case("[policy]\nmemory_overcommit = 0.5", "line 2", "between 1.0 and 100.0")]
+    #[case("[runtime]\npath = []", "line 2", "at least one")]
+    #[case("[policy]\nslices = 0", "line 2", "nonzero")]
+    #[case("not toml", "line 1", "")]
+    fn what_is_not_understood_is_named_with_its_line(
+        #[case] text: &str,
+        #[case] r#where: &str,
+        #[case] what: &str,
+    ) {
+        let error = HostConfig::parse(text).unwrap_err();
+        assert!(error.contains(r#where) && error.contains(what), "{error}");
+    }
+
+    #[test]
+    fn no_file_is_the_default_and_a_directory_is_an_error() {
+        assert_eq!(HostConfig::load(Path::new("/nonexistent/config.toml")).unwrap(), HostConfig::default());
+        let error = HostConfig::load(Path::new("/")).unwrap_err().to_string();
+        assert!(error.contains("cannot read the configuration /: is a directory"), "{error}");
+    }
+
+    #[test]
+    fn the_reserve_is_kept_and_overcommit_counts_what_is_left() {
+        let card = MemoryQuantity::from_mib(10_512);
+        let policy = Policy::default();
+        assert_eq!(policy.shareable(card).mib(), 10_000);
+        assert_eq!(Policy { memory_overcommit: 1.5, ..policy }.shareable(card).mib(), 15_000);
+    }
+}
