@@ -1,0 +1,493 @@
+use std::num::NonZeroU32;
+
+use proptest::prelude::*;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::config::Aliases;
+use crate::gpu::Uuid;
+use crate::quantity::Percentage;
+use crate::share::Promised;
+use crate::size::Priority;
+
+const H200: &str = "GPU-00000000-1111-2222-3333-444444444444";
+const SECOND: &str = "GPU-11111111-1111-2222-3333-444444444444";
+const P40: &str = "GPU-22222222-1111-2222-3333-444444444444";
+
+/// Two H200s.
+fn host() -> Inventory {
+    inventory(&[(H200, "NVIDIA H200", 143_771, "9.0", 132), (SECOND, "NVIDIA H200", 143_771, "9.0", 132)])
+}
+
+fn inventory(gpus: &[(&str, &str, u64, &str, u32)]) -> Inventory {
+    let gpu = |(index, (uuid, name, memory, capability, sms)): (usize, &(&str, &str, u64, &str, u32))| {
+        json!({"index": index, "uuid": uuid, "name": name, "memory_mib": memory,
+               "compute_capability": capability, "sms": sms})
+    };
+    serde_json::from_value(json!({"gpu": gpus.iter().enumerate().map(gpu).collect::<Vec<_>>()})).unwrap()
+}
+
+fn spec(text: &Value) -> Document {
+    Document::parse(&serde_json::to_vec(text).unwrap()).unwrap()
+}
+
+/// What podman writes for a container with an IPC namespace of its own, as far as it matters here.
+fn podman() -> Value {
+    json!({"process": {"env": ["PATH=/bin"]}, "mounts": [
+        {"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": ["nosuid", "noexec", "nodev"]},
+        {"destination": "/dev/shm", "type": "bind", "source": "/var/lib/containers/userdata/shm",
+         "options": ["bind", "rprivate", "nosuid", "noexec", "nodev"]}],
+      "linux": {"namespaces": [{"type": "pid"}, {"type": "ipc"}]}})
+}
+
+/// What nerdctl and ctr write.
+fn nerdctl() -> Value {
+    json!({"process": {"env": ["PATH=/bin"]}, "mounts": [
+        {"destination": "/dev/shm", "type": "tmpfs", "source": "shm",
+         "options": ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]},
+        {"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": ["nosuid", "noexec", "nodev"]}],
+      "linux": {"namespaces": [{"type": "ipc"}]}})
+}
+
+fn token(n: u32) -> Token {
+    Token::try_from(format!("{n:032x}")).unwrap()
+}
+
+fn site() -> Site {
+    Site {
+        client_dir: "/run/oci-mps/client".into(),
+        program: "/usr/bin/oci-mps".into(),
+        hook_env: vec!["PATH=/bin".to_owned()],
+    }
+}
+
+fn share(n: u32, gpu: &str, mib: u64, threads: &str, processes: u32) -> Share {
+    Share {
+        token: token(n),
+        gpus: vec![GpuShare {
+            gpu: Uuid::try_from(gpu.to_owned()).unwrap(),
+            memory: MemoryQuantity::from_mib(mib),
+        }],
+        threads: threads.parse().unwrap(),
+        processes: NonZeroU32::new(processes).unwrap(),
+        priority: Priority::Normal,
+    }
+}
+
+/// One situation: a container on a host.
+struct Case<'a> {
+    spec: Value,
+    config: &'a str,
+    inventory: Inventory,
+    others: Vec<Share>,
+}
+
+impl Default for Case<'_> {
+    fn default() -> Self {
+        Self { spec: podman(), config: "", inventory: host(), others: Vec::new() }
+    }
+}
+
+impl Case<'_> {
+    fn plan(&self, annotations: &[(&str, &str)]) -> Result<Plan, String> {
+        let request = Request::read(annotations, Aliases::default()).unwrap().expect("it asks");
+        let config = HostConfig::parse(self.config).unwrap();
+        let facts = Facts {
+            config: &config,
+            inventory: &self.inventory,
+            others: &self.others,
+            held: None,
+            token: &token(0),
+            site: &site(),
+        };
+        plan(&spec(&self.spec), &request, facts).map_err(|refusal| refusal.to_string())
+    }
+
+    /// The document with the plan's edits.
+    fn edited(&self, annotations: &[(&str, &str)]) -> Value {
+        let mut document = spec(&self.spec);
+        document.apply(&self.plan(annotations).unwrap().edits).unwrap();
+        serde_json::from_slice(&document.to_bytes()).unwrap()
+    }
+
+    fn env(&self, annotations: &[(&str, &str)]) -> Vec<String> {
+        serde_json::from_value(self.edited(annotations)["process"]["env"].clone()).unwrap()
+    }
+
+    /// The GPUs by index, and the memory on each.
+    fn placed(&self, annotations: &[(&str, &str)]) -> Result<Vec<(u32, u64)>, String> {
+        let index = |uuid: &Uuid| self.inventory.gpus.iter().find(|gpu| gpu.uuid == *uuid).unwrap().index;
+        let share = self.plan(annotations)?.share;
+        Ok(share.gpus.iter().map(|part| (index(&part.gpu), part.memory.mib())).collect())
+    }
+}
+
+const QUARTER: [(&str, &str); 2] = [("oci-mps/memory", "8GiB"), ("oci-mps/threads", "25")];
+
+#[test]
+fn the_environment_is_exactly_what_the_contract_promises() {
+    let env = Case::default().env(&QUARTER);
+    assert_eq!(
+        env,
+        [
+            "PATH=/bin",
+            &format!("CUDA_VISIBLE_DEVICES={H200}"),
+            "CUDA_MPS_PIPE_DIRECTORY=/run/oci-mps",
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8192M",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25",
+            "CUDA_MPS_CLIENT_PRIORITY=0",
+        ]
+    );
+}
+
+#[test]
+fn two_gpus_are_limited_by_the_containers_own_numbers() {
+    let env = Case::default().env(&[("oci-mps/memory", "8GiB,25%"), ("oci-mps/gpu", "1,0")]);
+    assert!(env.contains(&format!("CUDA_VISIBLE_DEVICES={SECOND},{H200}")), "{env:?}");
+    assert!(env.contains(&"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8192M,1=35942M".to_owned()), "{env:?}");
+}
+
+#[test]
+fn the_memory_is_split_over_the_processes_and_never_rounded_up() {
+    let env = Case::default().env(&[("oci-mps/memory", "8GiB"), ("oci-mps/processes", "3")]);
+    assert!(env.contains(&"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2730M".to_owned()), "{env:?}");
+}
+
+#[test]
+fn what_the_image_says_of_mps_is_replaced() {
+    let mut case = Case::default();
+    case.spec["process"]["env"] = json!([
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=banana",
+        "CUDA_VISIBLE_DEVICES=7",
+        "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING=1",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=999G",
+        "NVIDIA_VISIBLE_DEVICES=all",
+        "CUDA_CACHE_PATH=/c",
+    ]);
+    assert_eq!(
+        case.env(&QUARTER),
+        [
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8192M",
+            &format!("CUDA_VISIBLE_DEVICES={H200}"),
+            &format!("NVIDIA_VISIBLE_DEVICES={H200}"),
+            "CUDA_CACHE_PATH=/c",
+            "CUDA_MPS_PIPE_DIRECTORY=/run/oci-mps",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25",
+            "CUDA_MPS_CLIENT_PRIORITY=0",
+        ]
+    );
+}
+
+#[test]
+fn podmans_host_ipc_is_written_as_podman_writes_it() {
+    let edited = Case::default().edited(&QUARTER);
+    assert_eq!(edited["linux"]["namespaces"], json!([{"type": "pid"}]));
+    assert_eq!(edited["mounts"][0]["type"], "mqueue");
+    assert_eq!(
+        edited["mounts"][1],
+        json!({"destination": "/dev/shm", "type": "bind", "source": "/dev/shm",
+               "options": ["bind", "rprivate", "nosuid", "noexec", "nodev"]})
+    );
+}
+
+#[test]
+fn nerdctls_host_ipc_is_written_as_nerdctl_writes_it() {
+    let edited = Case { spec: nerdctl(), ..Case::default() }.edited(&QUARTER);
+    for (mount, path) in [(0, "/dev/shm"), (1, "/dev/mqueue")] {
+        assert_eq!(
+            edited["mounts"][mount],
+            json!({"destination": path, "type": "bind", "source": path,
+                   "options": ["rbind", "nosuid", "noexec", "nodev"]})
+        );
+    }
+}
+
+#[test]
+fn the_socket_comes_last_and_read_only() {
+    let edited = Case::default().edited(&QUARTER);
+    assert_eq!(
+        edited["mounts"].as_array().unwrap().last().unwrap(),
+        &json!({"destination": "/run/oci-mps", "type": "bind", "source": "/run/oci-mps/client",
+                "options": ["bind", "ro", "nosuid", "nodev", "noexec", "rprivate"]})
+    );
+}
+
+#[test]
+fn both_hooks_have_an_environment_of_their_own() {
+    let edited = Case::default().edited(&QUARTER);
+    for stage in ["createRuntime", "poststop"] {
+        assert_eq!(
+            edited["hooks"][stage],
+            json!([{"path": "/usr/bin/oci-mps", "args": ["oci-mps", "hook", stage],
+                    "env": ["PATH=/bin"], "timeout": 10}])
+        );
+    }
+    assert_eq!(edited["annotations"]["oci-mps/share"], token(0).as_str());
+}
+
+#[test]
+fn a_private_ipc_namespace_is_left_as_it_is() {
+    for annotations in [&[("oci-mps/memory", "8GiB"), ("oci-mps/ipc", "private")][..], &QUARTER] {
+        let config = if annotations.len() == 2 && annotations[1].0 == "oci-mps/ipc" {
+            ""
+        } else {
+            "[container]\nipc='private'"
+        };
+        let edited = Case { config, ..Case::default() }.edited(annotations);
+        assert_eq!(edited["linux"]["namespaces"], podman()["linux"]["namespaces"]);
+        assert_eq!(edited["mounts"][1], podman()["mounts"][1]);
+    }
+}
+
+fn pod_member<'a>(keys: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    [&[("io.kubernetes.cri.container-type", "container"), ("io.kubernetes.cri.container-name", "c")], keys]
+        .concat()
+}
+
+#[test]
+fn in_a_pod_and_in_a_joined_namespace_the_setting_stands() {
+    let mut case = Case::default();
+    case.spec["linux"]["namespaces"] = json!([{"type": "ipc", "path": "/proc/1/ns/ipc"}]);
+    for annotations in [pod_member(&QUARTER), QUARTER.to_vec()] {
+        let edited = case.edited(&annotations);
+        assert_eq!(edited["linux"]["namespaces"], case.spec["linux"]["namespaces"]);
+        assert_eq!(edited["mounts"][1], podman()["mounts"][1]);
+    }
+    let asked = [&QUARTER[..], &[("oci-mps/ipc", "host")]].concat();
+    let refused = case.plan(&asked).unwrap_err();
+    assert!(refused.contains("oci-mps/ipc=host: the engine put this container into"), "{refused}");
+    let refused = case.plan(&pod_member(&asked)).unwrap_err();
+    assert!(refused.contains("set hostIPC: true in the pod"), "{refused}");
+}
+
+#[rstest]
+#[case("kernel.shmmax")]
+#[case("kernel.msgmni")]
+#[case("kernel.sem")]
+#[case("fs.mqueue.msg_max")]
+#[case("fs/mqueue/msg_max")]
+fn ipc_sysctls_are_refused_by_name_under_host_ipc_only(#[case] sysctl: &str) {
+    let mut case = Case::default();
+    case.spec["linux"]["sysctl"] = json!({"net.core.somaxconn": "1", sysctl: "1"});
+    let refused = case.plan(&QUARTER).unwrap_err();
+    assert!(refused.contains(&format!("the sysctl {sysctl} cannot be set")), "{refused}");
+    let private = [&QUARTER[..], &[("oci-mps/ipc", "private")]].concat();
+    case.plan(&private).unwrap();
+}
+
+#[test]
+fn a_mount_over_the_socket_is_refused() {
+    let mut case = Case::default();
+    case.spec["mounts"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({"destination": "/run/oci-mps/control", "type": "bind"}));
+    let refused = case.plan(&QUARTER).unwrap_err();
+    assert!(refused.starts_with("the mount at /run/oci-mps/control would hide the MPS socket"), "{refused}");
+}
+
+#[test]
+fn auto_packs_and_spread_spreads() {
+    let others = vec![share(1, SECOND, 8192, "25", 1)];
+    let packed = Case { others: others.clone(), ..Case::default() };
+    assert_eq!(packed.placed(&QUARTER).unwrap(), [(1, 8192)]);
+    let spread = Case { others, config: "[policy]\nplacement='spread'", ..Case::default() };
+    assert_eq!(spread.placed(&QUARTER).unwrap(), [(0, 8192)]);
+    assert_eq!(
+        Case::default().placed(&QUARTER).unwrap(),
+        [(0, 8192)],
+        "the lower index where both fit as well"
+    );
+}
+
+#[test]
+fn several_amounts_find_their_gpus_hungriest_first() {
+    let case = Case { others: vec![share(1, H200, 100_000, "25", 1)], ..Case::default() };
+    let annotations = [("oci-mps/memory", "8GiB,80GiB"), ("oci-mps/gpu", "auto:2")];
+    assert_eq!(case.placed(&annotations).unwrap(), [(0, 8192), (1, 81_920)]);
+}
+
+/// What the engine gave narrows the choice.
+#[rstest]
+#[case::by_variable(json!({"process": {"env": [format!("NVIDIA_VISIBLE_DEVICES={SECOND}")]}}), 1)]
+#[case::by_index(json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=1"]}}), 1)]
+#[case::by_node(json!({"process": {}, "linux": {"devices": [{"path": "/dev/nvidiactl"}, {"path": "/dev/nvidia1"}]}}), 1)]
+#[case::nodes_are_what_counts(
+    json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}, "linux": {"devices": [{"path": "/dev/nvidia1"}]}}), 1)]
+#[case::all(json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}}), 0)]
+#[case::none(json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}}), 0)]
+fn auto_chooses_among_what_the_engine_gave(#[case] spec: Value, #[case] index: u32) {
+    let case = Case { spec, ..Case::default() };
+    assert_eq!(case.placed(&QUARTER).unwrap(), [(index, 8192)]);
+    let other = (1 - index).to_string();
+    let chosen = [&QUARTER[..], &[("oci-mps/gpu", &other)]].concat();
+    if index == 1 {
+        let refused = case.plan(&chosen).unwrap_err();
+        assert!(
+            refused.contains("oci-mps/gpu chooses GPU 0 (NVIDIA H200), but the engine gave"),
+            "{refused}"
+        );
+    } else {
+        case.plan(&chosen).unwrap();
+    }
+}
+
+/// Every refusal of the contract: the key or the setting, and the way out.
+#[rstest]
+#[case::no_memory(&[("oci-mps/threads", "25")], "oci-mps/threads makes this container an MPS client", "add oci-mps/memory=")]
+#[case::unknown_gpu(&[("oci-mps/memory", "1GiB"), ("oci-mps/gpu", "7")], "oci-mps/gpu: there is no GPU 7", "this host has GPU 0")]
+#[case::ambiguous_gpu(&[("oci-mps/memory", "1GiB"), ("oci-mps/gpu", "0,GPU-0")], "oci-mps/gpu names GPU 0", "twice")]
+#[case::too_many_gpus(&[("oci-mps/memory", "1GiB"), ("oci-mps/gpu", "auto:3")], "oci-mps/gpu asks for 3 GPUs", "it can have GPU 0 (NVIDIA H200), GPU 1 (NVIDIA H200)")]
+#[case::amounts(&[("oci-mps/memory", "1GiB,2GiB")], "oci-mps/memory names 2 amounts, but 1 GPU(s)", "oci-mps/gpu=auto:2")]
+#[case::no_context(&[("oci-mps/memory", "512MiB")], "oci-mps/memory gives each of 1 process(es) 512 MiB", "fewer oci-mps/threads")]
+#[case::no_context_each(&[("oci-mps/memory", "4GiB"), ("oci-mps/processes", "8")], "8 process(es) 512 MiB", "about 558 MiB")]
+#[case::no_profile(&[("oci-mps/profile", "huge")], "no profile \"huge\"", "there is small")]
+#[case::slices(&[("oci-mps/slices", "5")], "oci-mps/slices asks for 5 slices", "cut into 4 here")]
+#[case::memory(&[("oci-mps/memory", "130GiB"), ("oci-mps/gpu", "1")], "GPU 1 (NVIDIA H200) has 126,875 MiB left to share, oci-mps/memory asks for 133,120 MiB", "see 'oci-mps shares'")]
+#[case::everywhere(&[("oci-mps/memory", "143300MiB")], "GPU 0 (NVIDIA H200) has 143,259 MiB", "GPU 1 (NVIDIA H200) has 126,875 MiB")]
+#[case::slots(&[("oci-mps/memory", "60GiB"), ("oci-mps/processes", "47"), ("oci-mps/gpu", "1")], "GPU 1 (NVIDIA H200) has 46 MPS client slot(s) left, oci-mps/processes takes 47", "shares")]
+fn a_refusal_names_the_key_and_the_way_out(
+    #[case] annotations: &[(&str, &str)],
+    #[case] names: &str,
+    #[case] way_out: &str,
+) {
+    let case = Case {
+        config: "[profiles.small]\nmemory='4GiB'",
+        others: vec![share(1, SECOND, 16_384, "25", 2)],
+        ..Case::default()
+    };
+    let refused = case.plan(annotations).unwrap_err();
+    assert!(refused.contains(names) && refused.contains(way_out), "{refused}");
+}
+
+#[test]
+fn threads_are_refused_only_where_overcommitment_is_forbidden() {
+    let others = vec![share(1, H200, 1024, "40", 2), share(2, SECOND, 1024, "80", 1)];
+    let free = Case { others: others.clone(), ..Case::default() };
+    assert_eq!(free.placed(&QUARTER).unwrap(), [(0, 8192)]);
+    let strict = Case { others, config: "[policy]\nthreads_overcommit=false", ..Case::default() };
+    let refused = strict.plan(&QUARTER).unwrap_err();
+    assert!(
+        refused.contains(
+            "GPU 0 (NVIDIA H200) has 20% of its threads left to share, oci-mps/threads asks for 25%"
+        )
+    );
+}
+
+#[test]
+fn defaults_profiles_and_the_containers_own_words_come_in_that_order() {
+    let case = Case {
+        config: "[defaults]\nmemory='2GiB'\nthreads=10\n[profiles.small]\nmemory='4GiB'\ngpu=1",
+        ..Case::default()
+    };
+    assert_eq!(case.placed(&[("oci-mps/threads", "50")]).unwrap(), [(0, 2048)]);
+    assert_eq!(case.placed(&[("oci-mps/profile", "small")]).unwrap(), [(1, 4096)]);
+    let own = [("oci-mps/profile", "small"), ("oci-mps/memory", "6GiB")];
+    assert_eq!(case.placed(&own).unwrap(), [(1, 6144)]);
+    assert_eq!(case.plan(&own).unwrap().share.threads, "10".parse().unwrap());
+    let refused = Case { config: "[defaults]\nmemory='512MiB'", ..Case::default() };
+    let refused = refused.plan(&[("oci-mps/threads", "100")]).unwrap_err();
+    assert!(refused.starts_with("[defaults] memory gives each"), "{refused}");
+}
+
+#[test]
+fn a_host_may_give_profiles_only() {
+    let config =
+        "[policy]\nonly_profiles=true\n[profiles.small]\nmemory='4GiB'\n[profiles.large]\nmemory='40GiB'";
+    let case = Case { config, ..Case::default() };
+    case.plan(&[("oci-mps/profile", "small")]).unwrap();
+    let refused = case.plan(&QUARTER).unwrap_err();
+    assert!(refused.contains("oci-mps/memory: this host gives shares by profile only"), "{refused}");
+    assert!(refused.contains("there are large and small"), "{refused}");
+}
+
+#[test]
+fn mig_is_refused_by_name_and_passed_over_by_auto() {
+    let mut case = Case::default();
+    case.inventory.gpus[0].mig = true;
+    assert_eq!(case.placed(&QUARTER).unwrap(), [(1, 8192)]);
+    let refused = case.plan(&[&QUARTER[..], &[("oci-mps/gpu", "0")]].concat()).unwrap_err();
+    assert!(refused.starts_with("GPU 0 (NVIDIA H200) is in MIG mode"), "{refused}");
+    case.inventory.gpus.truncate(1);
+    assert!(case.plan(&QUARTER).unwrap_err().contains("MIG mode"));
+    case.spec["process"]["env"] = json!(["NVIDIA_VISIBLE_DEVICES=MIG-1"]);
+    assert!(
+        case.plan(&QUARTER).unwrap_err().contains("NVIDIA_VISIBLE_DEVICES=MIG-1: \"MIG-1\" is a MIG device")
+    );
+}
+
+/// The words of the systems that users come from, on the card of their own example.
+#[rstest]
+#[case(&[("oci-mps/slices", "1")], 5760, "25")]
+#[case(&[("oci-mps/slices", "2")], 11_520, "50")]
+#[case(&[("aliyun.com/gpu-mem", "7")], 7168, "100")]
+#[case(&[("nvidia.com/gpu", "1"), ("nvidia.com/gpumem-percentage", "50"), ("nvidia.com/gpucores", "30")], 11_520, "30")]
+fn on_a_p40(#[case] annotations: &[(&str, &str)], #[case] mib: u64, #[case] threads: &str) {
+    let case = Case { inventory: inventory(&[(P40, "Tesla P40", 23_040, "6.1", 30)]), ..Case::default() };
+    let share = case.plan(annotations).unwrap().share;
+    assert_eq!((share.gpus[0].memory.mib(), share.threads), (mib, threads.parse().unwrap()));
+}
+
+#[test]
+fn a_spec_seen_a_second_time_stays_as_it_is() {
+    for spec_before in [podman(), nerdctl()] {
+        let case = Case { spec: spec_before, ..Case::default() };
+        let first = case.plan(&QUARTER).unwrap();
+        let mut once = spec(&case.spec);
+        once.apply(&first.edits).unwrap();
+        // another container came meanwhile, and would have been the better company
+        let facts = Facts {
+            config: &HostConfig::default(),
+            inventory: &case.inventory,
+            others: &[share(9, SECOND, 8192, "25", 1)],
+            held: Some(&first.share),
+            token: &token(0),
+            site: &site(),
+        };
+        let request = Request::read(&QUARTER, Aliases::default()).unwrap().unwrap();
+        let second = plan(&once, &request, facts).unwrap();
+        assert_eq!(second.share, first.share);
+        let mut twice = once.clone();
+        twice.apply(&second.edits).unwrap();
+        assert_eq!(twice.to_bytes(), once.to_bytes());
+    }
+}
+
+proptest! {
+    /// Whatever comes in whatever order, no GPU is promised beyond what it has.
+    #[test]
+    fn promises_never_exceed_the_card(
+        asks in prop::collection::vec((prop_oneof!["[1-9][0-9]{0,2}GiB", "[1-9][0-9]?%"], 1u32..60, 1u32..3), 1..40),
+        spread in any::<bool>(),
+    ) {
+        let config = if spread { "[policy]\nplacement='spread'" } else { "" };
+        let mut case = Case { config, ..Case::default() };
+        for (n, (memory, processes, gpus)) in (1u32..).zip(&asks) {
+            let (processes, gpus) = (processes.to_string(), format!("auto:{gpus}"));
+            let annotations = [
+                ("oci-mps/memory", memory.as_str()),
+                ("oci-mps/processes", &processes),
+                ("oci-mps/threads", "10"),
+                ("oci-mps/gpu", &gpus),
+            ];
+            if let Ok(plan) = case.plan(&annotations) {
+                case.others.push(Share { token: token(n), ..plan.share });
+            }
+        }
+        for gpu in &case.inventory.gpus {
+            let promised = Promised::of(&case.others, &gpu.uuid);
+            prop_assert!(promised.memory <= gpu.memory.minus(MemoryQuantity::from_mib(512)));
+            prop_assert!(promised.clients <= 48);
+        }
+    }
+
+    #[test]
+    fn slices_of_a_gpu_never_add_up_to_more_than_it(mib in 1u64..1 << 40, slices in 1u32..200) {
+        let parts = NonZeroU32::new(slices).unwrap();
+        let memory = MemoryQuantity::from_mib(mib);
+        prop_assert!(memory.split(parts).times(slices) <= memory);
+        let threads = Percentage::of_parts(1, parts).unwrap();
+        prop_assert!(threads.thousandths() * slices <= Percentage::WHOLE.thousandths());
+    }
+}
