@@ -45,6 +45,18 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// # Errors
 /// The file system's own. The old file is then whole and nothing is left beside it.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    put_whole(path, bytes, true)
+}
+
+/// Like [`replace`], for a file that means nothing after the next boot: it is not forced to the disk.
+///
+/// # Errors
+/// The file system's own. The old file is then whole and nothing is left beside it.
+pub fn replace_for_this_boot(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    put_whole(path, bytes, false)
+}
+
+fn put_whole(path: &Path, bytes: &[u8], durably: bool) -> io::Result<()> {
     let target = match fs::canonicalize(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
         other => other?,
@@ -62,9 +74,11 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         Err(error) => return Err(error),
     }
     whole.write_all(bytes)?;
-    whole.as_file().sync_all()?;
+    if durably {
+        whole.as_file().sync_all()?;
+    }
     whole.persist(&target).map_err(|failed| failed.error)?;
-    File::open(directory)?.sync_all()
+    if durably { File::open(directory)?.sync_all() } else { Ok(()) }
 }
 
 /// A lock between processes, held until it is dropped or its process ends, however that ends.

@@ -73,16 +73,16 @@ impl Layout {
     /// where `XDG_RUNTIME_DIR` is not set.
     pub fn new(owner: Owner, variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let state = path(env::STATE_DIR);
-        let logs = match (&state, owner) {
-            (Some(state), _) => state.join("log"),
-            (None, Owner::Root) => PathBuf::from("/var/log/oci-mps"),
-            (None, Owner::User(uid)) => runtime_directory(uid, &path).join("oci-mps/log"),
+        let base = match owner {
+            Owner::Root => PathBuf::from("/run"),
+            Owner::User(uid) => runtime_directory(uid, &path),
         };
-        let state = state.unwrap_or_else(|| match owner {
-            Owner::Root => PathBuf::from("/run/oci-mps"),
-            Owner::User(uid) => runtime_directory(uid, &path).join("oci-mps"),
-        });
+        let own = base.join("oci-mps");
+        let state = path(env::STATE_DIR).unwrap_or_else(|| own.clone());
+        let logs = match owner {
+            Owner::Root if state == own => PathBuf::from("/var/log/oci-mps"),
+            _ => state.join("log"),
+        };
         let config = path(env::CONFIG).unwrap_or_else(|| PathBuf::from("/etc/oci-mps/config.toml"));
         Self { state, logs, config }
     }
@@ -167,6 +167,12 @@ mod tests {
         assert_eq!(elsewhere.shares(), Path::new("/tmp/x/oci-mps/shares.json"));
         let second = of(Owner::Root, &[(env::STATE_DIR, "/srv/two"), (env::CONFIG, "/srv/two.toml")]);
         assert_eq!(second.logs(), Path::new("/srv/two/log"));
+        let said = of(Owner::Root, &[(env::STATE_DIR, "/run/oci-mps")]);
+        assert_eq!(
+            said,
+            of(Owner::Root, &[]),
+            "a hook is told the state directory even where it is the usual one"
+        );
         assert_eq!(second.config(), Path::new("/srv/two.toml"));
     }
 

@@ -20,7 +20,8 @@ pub struct Document {
 }
 
 /// One change. Applying it a second time changes nothing.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "edit", rename_all = "kebab-case")]
 pub enum Edit {
     /// The variable has this value, once.
     SetEnv {

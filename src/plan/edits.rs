@@ -5,7 +5,7 @@ use std::path::Path;
 use oci_spec::runtime::{Hook, HookBuilder, Mount, MountBuilder};
 
 use super::wanted::Wanted;
-use super::{Facts, Refusal};
+use super::{Facts, Refusal, Site};
 use crate::layout::{TOKEN_ANNOTATION, env};
 use crate::share::Share;
 use crate::size::{Field, Ipc};
@@ -24,7 +24,7 @@ pub(super) fn of(
     let pipe_dir = &facts.config.container.pipe_dir;
     refuse_hidden_socket(document, pipe_dir)?;
     let mut edits = environment(document, share, pipe_dir)?;
-    edits.extend(ipc(document, wanted)?);
+    edits.extend(ipc(document, wanted, facts.site)?);
     edits.push(Edit::Mount(Box::new(socket(&facts.site.client_dir, pipe_dir))));
     for stage in [Stage::CreateRuntime, Stage::Poststop] {
         edits.push(Edit::AddHook { stage, hook: Box::new(hook(stage, facts)) });
@@ -68,7 +68,7 @@ fn environment(document: &Document, share: &Share, pipe_dir: &Path) -> Result<Ve
 }
 
 /// The host's IPC namespace, written as the engine's own `--ipc=host` would write it.
-fn ipc(document: &Document, wanted: &Wanted) -> Result<Vec<Edit>, Refusal> {
+fn ipc(document: &Document, wanted: &Wanted, site: &Site) -> Result<Vec<Edit>, Refusal> {
     let key = || wanted.name(Field::Ipc);
     let namespace = match (wanted.ipc, document.namespace("ipc")) {
         (Ipc::Private, _) | (Ipc::Host, None) => return Ok(Vec::new()),
@@ -85,6 +85,8 @@ fn ipc(document: &Document, wanted: &Wanted) -> Result<Vec<Edit>, Refusal> {
         return Err(Refusal::IpcSysctl { sysctl: sysctl.to_owned() });
     }
     let mut edits = vec![Edit::LeaveNamespace { kind: "ipc" }];
+    // where the host has none to bind, the container's own mount shows the same queues: they are the namespace's
+    let bind_queues = site.has_message_queues && has_message_queues(document);
     let shm = document.mounts().find(|mount| is_at(mount.destination, "/dev/shm"));
     match shm {
         // podman binds a directory of the container's; for --ipc=host it binds /dev/shm with the same options
@@ -92,7 +94,7 @@ fn ipc(document: &Document, wanted: &Wanted) -> Result<Vec<Edit>, Refusal> {
             let options = shm.options.iter().map(|option| (*option).to_owned()).collect();
             edits.push(bind("/dev/shm", options));
             // a user namespace may not mount the message queues of an IPC namespace that is not its own
-            if document.namespace("user").is_some() && has_message_queues(document) {
+            if document.namespace("user").is_some() && bind_queues {
                 edits.push(bind("/dev/mqueue", owned(&["bind", "nosuid", "noexec", "nodev"])));
             }
         }
@@ -100,7 +102,7 @@ fn ipc(document: &Document, wanted: &Wanted) -> Result<Vec<Edit>, Refusal> {
         _ => {
             let options = ["rbind", "nosuid", "noexec", "nodev"];
             edits.push(bind("/dev/shm", owned(&options)));
-            if has_message_queues(document) {
+            if bind_queues {
                 edits.push(bind("/dev/mqueue", owned(&options)));
             }
         }

@@ -26,6 +26,8 @@ pub struct Site {
     pub program: PathBuf,
     /// `NAME=value` for the hooks, which otherwise have no environment.
     pub hook_env: Vec<String>,
+    /// Whether the host has `/dev/mqueue`, which a system without systemd need not.
+    pub has_message_queues: bool,
 }
 
 /// What the decision is made from.

@@ -59,6 +59,7 @@ fn site() -> Site {
         client_dir: "/run/oci-mps/client".into(),
         program: "/usr/bin/oci-mps".into(),
         hook_env: vec!["PATH=/bin".to_owned()],
+        has_message_queues: true,
     }
 }
 
@@ -201,6 +202,26 @@ fn nerdctls_host_ipc_is_written_as_nerdctl_writes_it() {
                    "options": ["rbind", "nosuid", "noexec", "nodev"]})
         );
     }
+}
+
+#[test]
+fn without_message_queues_on_the_host_the_containers_mount_stays() {
+    let (config, inventory) = (HostConfig::default(), host());
+    let site = Site { has_message_queues: false, ..site() };
+    let facts = Facts {
+        config: &config,
+        inventory: &inventory,
+        others: &[],
+        held: None,
+        token: &token(0),
+        site: &site,
+    };
+    let request = Request::read(&QUARTER, Aliases::default()).unwrap().unwrap();
+    let mut document = spec(&nerdctl());
+    let edits = plan(&document, &request, facts).unwrap().edits;
+    document.apply(&edits).unwrap();
+    let kinds: Vec<_> = document.mounts().map(|mount| (mount.destination, mount.kind)).collect();
+    assert_eq!(kinds[..2], [("/dev/shm", Some("bind")), ("/dev/mqueue", Some("mqueue"))]);
 }
 
 #[test]
