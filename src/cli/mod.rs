@@ -1,0 +1,103 @@
+//! The command line of `oci-mps`: one file a command.
+
+mod explain;
+mod gpus;
+mod shares;
+mod table;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::entry::{lifecycle, precreate, programs};
+use crate::inject::Setting;
+use crate::kernel::{self, Process};
+use crate::layout::Layout;
+
+/// Containers that share a GPU through NVIDIA MPS, each with the share its annotations ask for.
+#[derive(Debug, Parser)]
+#[command(name = "oci-mps", version, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show what would be changed in a container's config.json, without changing anything
+    Explain {
+        /// A bundle, or its config.json
+        #[arg(value_name = "BUNDLE|config.json")]
+        path: PathBuf,
+        /// As JSON: the share, the edits and the document
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the GPUs that can be shared
+    Gpus {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List who was promised what
+    Shares {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Called by engines and runtimes, not by people
+    #[command(hide = true)]
+    Hook {
+        /// precreate, createRuntime or poststop
+        stage: String,
+    },
+}
+
+/// Runs what was asked for and says how it ended: 0 done, 1 refused or failed, 2 not understood.
+pub fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    // Hooks stand on the path of every container that starts: they come before the parser of the commands for people.
+    if let [_, hook, stage] = arguments.as_slice()
+        && hook == "hook"
+        && let Some(stage) = stage.to_str()
+    {
+        return run_hook(stage);
+    }
+    let outcome = match Arguments::parse().command {
+        Command::Explain { path, json } => explain::run(&path, json),
+        Command::Gpus { json } => gpus::run(json),
+        Command::Shares { json } => shares::run(json),
+        Command::Hook { stage } => return run_hook(&stage),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("oci-mps: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_hook(stage: &str) -> ExitCode {
+    match stage {
+        "precreate" => precreate::run(),
+        "createRuntime" => lifecycle::create_runtime(),
+        "poststop" => lifecycle::poststop(),
+        _ => {
+            eprintln!(
+                "oci-mps: unknown hook stage {stage:?}; known are precreate, createRuntime and poststop"
+            );
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// The paths of whoever calls.
+fn layout() -> Layout {
+    Layout::new(kernel::owner(), |name| std::env::var_os(name))
+}
+
+fn setting() -> anyhow::Result<Setting> {
+    Ok(Setting { layout: layout(), program: programs::oci_mps()?, holder: Process::this()? })
+}
