@@ -133,10 +133,12 @@ pub fn inject(
     if edited == original {
         return Ok(Outcome::Unchanged);
     }
+    // who reads the document may take its time, and others are waiting
+    drop(book);
     match put(&edited) {
         Ok(()) => Ok(Outcome::Edited),
         Err(error) => {
-            book.release(&token, None)?;
+            ledger.open()?.release(&token, None)?;
             Err(Refused::Write(error))
         }
     }

@@ -1,5 +1,6 @@
 //! What the kernel knows and nobody can forge: which boot this is, which process is meant, who holds a lock.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -56,6 +57,12 @@ impl Process {
         })
     }
 
+    /// Whether it was stopped by a signal or a debugger.
+    pub fn is_stopped(self) -> bool {
+        fs::read_to_string(format!("/proc/{}/stat", self.pid))
+            .is_ok_and(|stat| matches!(state(&stat), Some('T' | 't')))
+    }
+
     /// Its cgroup: the path in the unified hierarchy, else in the first one listed.
     pub fn cgroup(self) -> Option<String> {
         let groups = fs::read_to_string(format!("/proc/{}/cgroup", self.pid)).ok()?;
@@ -77,6 +84,23 @@ fn state(stat: &str) -> Option<char> {
 fn start_time(stat: &str) -> Option<u64> {
     // proc(5): starttime is field 22, the state, which comes first here, field 3
     fields(stat).nth(22 - 3)?.parse().ok()
+}
+
+/// The sockets that a process holds, by the kernel's names for them.
+///
+/// # Errors
+/// Where there is no such process, or it is somebody else's.
+pub fn sockets(pid: i32) -> io::Result<BTreeSet<String>> {
+    let mut sockets = BTreeSet::new();
+    for descriptor in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        // a descriptor may be closed while they are listed
+        if let Ok(target) = fs::read_link(descriptor?.path())
+            && let Some(name) = target.to_str().filter(|name| name.starts_with("socket:"))
+        {
+            sockets.insert(name.to_owned());
+        }
+    }
+    Ok(sockets)
 }
 
 /// The kernel's name for the time since it was last started.

@@ -7,6 +7,7 @@
 //! ├── gpus.json                 the inventory, as NVML gave it in this boot
 //! ├── shares.json               who was promised what
 //! ├── shares.lock               held while shares.json is read, decided upon and written
+//! ├── answered.json            the daemon's connections when it last answered
 //! ├── start.lock                held while the daemon is started or the client directory renewed
 //! ├── command.lock              held while the daemon answers one command
 //! └── bin/runc                  where the shim's runc is found: a link to oci-mps-runtime
@@ -45,9 +46,9 @@ pub const TOKEN_ANNOTATION: &str = "oci-mps/share";
 /// Everything a container asks for begins so.
 pub const ANNOTATION_PREFIX: &str = "oci-mps/";
 
-/// `sun_path` holds 107 characters and a zero; the daemon ends without a word where its socket's path is longer
-/// (seen with 535 and 550). Its longest name is `control_privileged`.
-pub const LONGEST_PIPE_DIRECTORY: usize = 107 - "/control_privileged".len();
+/// In bytes. The daemon ends without a word where the path of its longest socket is longer than 106 bytes, one fewer
+/// than `sun_path` would hold (seen with 535 and 550: a directory of 87 bytes works, one of 88 does not).
+pub const LONGEST_PIPE_DIRECTORY: usize = 106 - "/control_privileged".len();
 
 /// Whose instance of oci-mps this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +126,11 @@ impl Layout {
     /// Held while the ledger is read, decided upon and written.
     pub fn shares_lock(&self) -> PathBuf {
         self.state.join("shares.lock")
+    }
+
+    /// The daemon's connections when it last answered.
+    pub fn answered(&self) -> PathBuf {
+        self.state.join("answered.json")
     }
 
     /// Held while the daemon is started or the client directory renewed.

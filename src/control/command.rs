@@ -14,8 +14,8 @@ use crate::size::Priority;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pid(NonZeroU32);
 
-/// A GPU as the daemon counts: in the order of the bus, which is the driver's own (see [`crate::daemon`], which
-/// starts it so). Only an inventory makes one, since an ordinal that does not exist voids the limits of the others
+/// A GPU as the daemon counts: in the order of the bus, which is the driver's own, where it was started with
+/// `CUDA_DEVICE_ORDER=PCI_BUS_ID` (the daemon room does). Only an inventory makes one, since an ordinal that does not exist voids the limits of the others
 /// (seen on an H200 with driver 580.159).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ordinal(u32);

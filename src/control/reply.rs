@@ -31,8 +31,8 @@ pub enum ServerStatus {
 
 /// One line of `ps`.
 ///
-/// A process writes its own name: whoever can choose `argv[0]` can put a line break and a made-up line there. Good
-/// for showing; for deciding use [`super::Control::client_list`], which has numbers only.
+/// A process writes its own name: whoever chooses `argv[0]` can put a line break and a made-up client there (done
+/// with driver 580.159), or words that make the whole answer unreadable. Good for showing; for deciding use [`super::Control::client_list`], which has numbers only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client {
     /// On the host.

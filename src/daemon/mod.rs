@@ -11,6 +11,7 @@ mod cgroup;
 mod directories;
 mod launch;
 mod program;
+mod quiet;
 
 use std::fs;
 use std::io;
@@ -27,11 +28,12 @@ use crate::file::Lock;
 use crate::kernel;
 use crate::layout::{LONGEST_PIPE_DIRECTORY, Layout};
 use launch::Launch;
+use quiet::Connections;
 
 /// How long [`Daemon::ready`] and [`Daemon::start`] may take in all, whatever hangs.
 pub const READY_WITHIN: Duration = Duration::from_secs(5);
 
-/// Of that, what is kept for the daemon's first answer.
+/// Of [`READY_WITHIN`], what is kept for the daemon's first answer.
 const FIRST_ANSWER: Duration = Duration::from_secs(1);
 
 /// How long after its `quit` the daemon may still be seen.
@@ -299,7 +301,7 @@ impl Daemon {
             None if may_start => self.start_once(&control, deadline)?,
             None => return Err(DaemonError::NotRunning),
         };
-        control.with_patience(control::PATIENCE.min(left(deadline))).answers()?;
+        self.make_sure_it_answers(&control.with_patience(control::PATIENCE.min(left(deadline))))?;
         let renewed = self.renew_client(deadline)?;
         let ready = if found == Ready::Already && renewed { Ready::Adopted } else { found };
         match ready {
@@ -308,6 +310,20 @@ impl Daemon {
             Ready::Started => tracing::info!("started the MPS control daemon"),
         }
         Ok(ready)
+    }
+
+    /// Asks it something, unless it is known to answer.
+    fn make_sure_it_answers(&self, control: &Control) -> Result<()> {
+        let memory = self.layout.answered();
+        let connections = self.process()?.and_then(Connections::of);
+        if connections.as_ref().is_some_and(|connections| connections.are_answered(&memory)) {
+            return Ok(());
+        }
+        control.answers()?;
+        if let Some(connections) = connections {
+            connections.note_answered(&memory);
+        }
+        Ok(())
     }
 
     /// Starts it, unless somebody else did while we waited for our turn.

@@ -80,8 +80,8 @@ pub enum InventoryError {
     },
     /// The driver's management library cannot be used.
     #[error(
-        "the NVIDIA driver cannot be asked for its GPUs: {message}; install or mend the driver (libnvidia-ml.so.1), \
-         or describe the GPUs in {} and set `source = \"file\"` under [inventory] in {}",
+        "the NVIDIA driver cannot be asked for its GPUs: {message}; install or mend the driver, or \
+         describe the GPUs in {} and set `source = \"file\"` under [inventory] in {}",
         file.display(),
         config.display()
     )]

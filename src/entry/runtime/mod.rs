@@ -149,13 +149,12 @@ fn look(path: &Path) -> Result<Option<Vec<u8>>, RuntimeError> {
 /// Puts the edited spec where the real runtime reads it, or leaves the original there.
 fn write(path: &Path, original: &[u8], edited: &[u8]) -> io::Result<()> {
     let file = fs::canonicalize(path)?;
-    // a bundle is read in this boot only
-    file::replace_for_this_boot(&file, edited)?;
+    file::replace(&file, edited)?;
     // `/dev/fd/3` leads to an open file, which stays the old one
     if fs::read(path)? == edited {
         return Ok(());
     }
-    file::replace_for_this_boot(&file, original)?;
+    file::replace(&file, original)?;
     let reason = format!("{} still leads to the old one; give a path in a directory", path.display());
     Err(io::Error::new(io::ErrorKind::InvalidInput, reason))
 }
