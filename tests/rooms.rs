@@ -19,7 +19,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("spec", &[]),
     ("plan", &["quantity", "layout", "gpu", "size", "share", "config", "request", "spec"]),
     ("inventory", &["quantity", "file", "layout", "kernel", "gpu", "config"]),
-    ("control", &["quantity", "file", "layout", "kernel", "gpu", "size", "config"]),
+    ("control", &["quantity", "file", "layout", "gpu", "size"]),
     ("ledger", &["file", "layout", "kernel", "share"]),
     ("daemon", &["file", "layout", "kernel", "config", "control"]),
     (
