@@ -245,6 +245,7 @@ fn site(setting: &Setting) -> Site {
             variable(env::CONFIG, setting.layout.config()),
         ],
         has_message_queues: Path::new("/dev/mqueue").is_dir(),
+        in_user_namespace: kernel::is_in_user_namespace(),
     }
 }
 

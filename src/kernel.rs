@@ -148,28 +148,43 @@ pub fn same_file(one: &Path, other: &Path) -> bool {
 }
 
 /// On whose behalf this process works: a container engine without root runs its hooks as user 0 of a user namespace
-/// of its own, which is still that user.
+/// of its own, which is still that user. Such an engine maps itself alone to user 0; a system container, whose user 0
+/// is that system's root, maps a whole range.
 pub fn owner() -> Owner {
     let uid = Uid::effective().as_raw();
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    match host_uid(uid, &map) {
-        // user 0 of a system container with a mapping of its own is that system's root
-        Some(host) if uid != 0 || Path::new(&format!("/run/user/{host}")).is_dir() => match host {
-            0 => Owner::Root,
-            host => Owner::User(host),
-        },
-        _ if uid == 0 => Owner::Root,
-        _ => Owner::User(uid),
+    match mapping(uid, &uid_map()) {
+        Some(Mapping { host: 1.., count: 2.. }) | None if uid == 0 => Owner::Root,
+        Some(Mapping { host: 0, .. }) => Owner::Root,
+        Some(Mapping { host, .. }) => Owner::User(host),
+        None => Owner::User(uid),
     }
 }
 
+/// Whether this process is in a user namespace other than the machine's first: what may be mounted is then less.
+pub fn is_in_user_namespace() -> bool {
+    uid_map().split_ascii_whitespace().ne(["0", "0", "4294967295"])
+}
+
+fn uid_map() -> String {
+    fs::read_to_string("/proc/self/uid_map").unwrap_or_default()
+}
+
+/// Where a user id of a namespace comes from.
+#[derive(Debug, PartialEq, Eq)]
+struct Mapping {
+    /// The id outside.
+    host: u32,
+    /// How many ids are mapped together with it.
+    count: u32,
+}
+
 /// What a user id inside a namespace is outside of it (`user_namespaces(7)`: inside, outside, count).
-fn host_uid(uid: u32, map: &str) -> Option<u32> {
+fn mapping(uid: u32, map: &str) -> Option<Mapping> {
     map.lines().find_map(|line| {
         let mut numbers = line.split_ascii_whitespace().map(|number| number.parse::<u32>().ok());
         let (inside, outside, count) = (numbers.next()??, numbers.next()??, numbers.next()??);
-        let offset = uid.checked_sub(inside)?;
-        (offset < count).then(|| outside.checked_add(offset)).flatten()
+        let offset = uid.checked_sub(inside).filter(|offset| *offset < count)?;
+        Some(Mapping { host: outside.checked_add(offset)?, count })
     })
 }
 
@@ -212,12 +227,13 @@ mod tests {
 
     #[test]
     fn users_are_known_by_their_number_on_the_host() {
-        assert_eq!(host_uid(0, "         0          0 4294967295\n"), Some(0));
+        let host = |uid, map: &str| mapping(uid, map).map(|mapping| mapping.host);
+        assert_eq!(host(0, "         0          0 4294967295\n"), Some(0));
         let rootless = "         0       1000          1\n         1     100000      65536\n";
-        assert_eq!(host_uid(0, rootless), Some(1000));
-        assert_eq!(host_uid(33, rootless), Some(100_032));
-        assert_eq!(host_uid(70_000, rootless), None);
-        assert_eq!(host_uid(0, ""), None);
+        assert_eq!(mapping(0, rootless), Some(Mapping { host: 1000, count: 1 }));
+        assert_eq!(host(33, rootless), Some(100_032));
+        assert_eq!(host(70_000, rootless), None);
+        assert_eq!(host(0, ""), None);
     }
 
     #[test]

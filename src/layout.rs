@@ -70,15 +70,16 @@ pub struct Layout {
 impl Layout {
     /// The layout of `owner`, with what the environment names instead.
     ///
-    /// An engine's hook has an empty environment, so a user's runtime directory is guessed from the user id
-    /// where `XDG_RUNTIME_DIR` is not set.
+    /// An engine's hook has an empty environment, so where `XDG_RUNTIME_DIR` is not set a user's runtime directory is
+    /// what logind makes, and without logind one in `/tmp` (which is used only if it is that user's).
     pub fn new(owner: Owner, variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let base = match owner {
-            Owner::Root => PathBuf::from("/run"),
-            Owner::User(uid) => runtime_directory(uid, &path),
+        let own = match owner {
+            Owner::Root => PathBuf::from("/run/oci-mps"),
+            Owner::User(uid) => path("XDG_RUNTIME_DIR")
+                .or_else(|| Some(PathBuf::from(format!("/run/user/{uid}"))).filter(|usual| usual.is_dir()))
+                .map_or_else(|| PathBuf::from(format!("/tmp/oci-mps-{uid}")), |base| base.join("oci-mps")),
         };
-        let own = base.join("oci-mps");
         let state = path(env::STATE_DIR).unwrap_or_else(|| own.clone());
         let logs = match owner {
             Owner::Root if state == own => PathBuf::from("/var/log/oci-mps"),
@@ -149,11 +150,6 @@ impl Layout {
     }
 }
 
-/// `$XDG_RUNTIME_DIR`, or what logind makes it.
-fn runtime_directory(uid: u32, path: &impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
-    path("XDG_RUNTIME_DIR").unwrap_or_else(|| PathBuf::from(format!("/run/user/{uid}")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,7 +164,11 @@ mod tests {
     fn root_users_and_other_instances_each_have_their_own() {
         assert_eq!(of(Owner::Root, &[]).pipe(), Path::new("/run/oci-mps/pipe"));
         assert_eq!(of(Owner::Root, &[("XDG_RUNTIME_DIR", "/run/user/0")]).state(), Path::new("/run/oci-mps"));
-        assert_eq!(of(Owner::User(1000), &[]).client(), Path::new("/run/user/1000/oci-mps/client"));
+        assert_eq!(
+            of(Owner::User(987_654), &[]).client(),
+            Path::new("/tmp/oci-mps-987654/client"),
+            "no logind"
+        );
         let elsewhere = of(Owner::User(7), &[("XDG_RUNTIME_DIR", "/tmp/x")]);
         assert_eq!(elsewhere.shares(), Path::new("/tmp/x/oci-mps/shares.json"));
         let second = of(Owner::Root, &[(env::STATE_DIR, "/srv/two"), (env::CONFIG, "/srv/two.toml")]);

@@ -42,6 +42,11 @@ pub enum Edit {
     },
     /// This, and nothing else, is mounted at its destination, and no other mount hides it.
     Mount(Box<Mount>),
+    /// Nothing is mounted there.
+    RemoveMount {
+        /// Where in the container.
+        destination: &'static str,
+    },
     /// The hook runs in that stage.
     AddHook {
         /// When.
@@ -233,6 +238,7 @@ impl Document {
             Edit::RemoveEnv { name } => self.set_env(name, None),
             Edit::LeaveNamespace { kind } => self.leave_namespace(kind),
             Edit::Mount(mount) => self.mount(mount),
+            Edit::RemoveMount { destination } => self.remove_mount(destination),
             Edit::AddHook { stage, hook } => self.add_hook(*stage, hook),
             Edit::Annotate { key, value } => self.annotate(key, value),
         })
@@ -283,6 +289,13 @@ impl Document {
             Some(value) => *value = wanted,
             None => mounts.push(wanted),
         }
+        Ok(())
+    }
+
+    fn remove_mount(&mut self, destination: &str) -> Result<(), SpecError> {
+        let is_there = |mount: &Value| mount.get("destination").and_then(Value::as_str).map(components);
+        let target = components(destination);
+        array_at(&mut self.root, "mounts")?.retain(|mount| is_there(mount).is_none_or(|at| at != target));
         Ok(())
     }
 

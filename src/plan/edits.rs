@@ -85,29 +85,35 @@ fn ipc(document: &Document, wanted: &Wanted, site: &Site) -> Result<Vec<Edit>, R
         return Err(Refusal::IpcSysctl { sysctl: sysctl.to_owned() });
     }
     let mut edits = vec![Edit::LeaveNamespace { kind: "ipc" }];
-    // where the host has none to bind, the container's own mount shows the same queues: they are the namespace's
-    let bind_queues = site.has_message_queues && has_message_queues(document);
     let shm = document.mounts().find(|mount| is_at(mount.destination, "/dev/shm"));
-    match shm {
-        // podman binds a directory of the container's; for --ipc=host it binds /dev/shm with the same options
-        Some(shm) if shm.kind == Some("bind") => {
-            let options = shm.options.iter().map(|option| (*option).to_owned()).collect();
-            edits.push(bind("/dev/shm", options));
-            // a user namespace may not mount the message queues of an IPC namespace that is not its own
-            if document.namespace("user").is_some() && bind_queues {
-                edits.push(bind("/dev/mqueue", owned(&["bind", "nosuid", "noexec", "nodev"])));
-            }
-        }
-        // nerdctl and ctr mount tmpfs; for --ipc=host nerdctl binds both
-        _ => {
-            let options = ["rbind", "nosuid", "noexec", "nodev"];
-            edits.push(bind("/dev/shm", owned(&options)));
-            if bind_queues {
-                edits.push(bind("/dev/mqueue", owned(&options)));
-            }
-        }
-    }
+    // podman binds a directory of the container's, and for --ipc=host /dev/shm with the same options; nerdctl and ctr
+    // mount a tmpfs, and for --ipc=host nerdctl binds the host's
+    let is_podmans = shm.as_ref().is_some_and(|shm| shm.kind == Some("bind"));
+    let shm_options = match shm {
+        Some(shm) if is_podmans => shm.options.iter().map(|option| (*option).to_owned()).collect(),
+        _ => owned(&["rbind", "nosuid", "noexec", "nodev"]),
+    };
+    edits.push(bind("/dev/shm", shm_options));
+    edits.extend(message_queues(document, is_podmans, site));
     Ok(edits)
+}
+
+/// The message queues of the host's IPC namespace. A mount of type `mqueue` shows them too, but may not be made in a
+/// user namespace that does not own the IPC namespace, and a host without `/dev/mqueue` has nothing to bind.
+fn message_queues(document: &Document, is_podmans: bool, site: &Site) -> Option<Edit> {
+    if !document.mounts().any(|mount| is_at(mount.destination, "/dev/mqueue")) {
+        return None;
+    }
+    let may_mount = document.namespace("user").is_none() && !site.in_user_namespace;
+    match (may_mount, site.has_message_queues) {
+        (true, _) if is_podmans => None,
+        (true, false) => None,
+        (_, true) if is_podmans => {
+            Some(bind("/dev/mqueue", owned(&["bind", "nosuid", "noexec", "nodev", "rw", "rprivate"])))
+        }
+        (_, true) => Some(bind("/dev/mqueue", owned(&["rbind", "nosuid", "noexec", "nodev"]))),
+        (false, false) => Some(Edit::RemoveMount { destination: "/dev/mqueue" }),
+    }
 }
 
 /// The settings of which each IPC namespace has its own (runc `libcontainer/configs/validate`).
@@ -115,10 +121,6 @@ fn is_ipc_sysctl(name: &str) -> bool {
     let name = name.replace('/', ".");
     name == "kernel.sem"
         || ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|prefix| name.starts_with(prefix))
-}
-
-fn has_message_queues(document: &Document) -> bool {
-    document.mounts().any(|mount| is_at(mount.destination, "/dev/mqueue"))
 }
 
 /// A mount below our directory would lie over the socket, and CUDA would silently run without MPS.

@@ -28,6 +28,8 @@ pub struct Site {
     pub hook_env: Vec<String>,
     /// Whether the host has `/dev/mqueue`, which a system without systemd need not.
     pub has_message_queues: bool,
+    /// Whether the engine itself is in a user namespace, as it is without root.
+    pub in_user_namespace: bool,
 }
 
 /// What the decision is made from.

@@ -60,6 +60,7 @@ fn site() -> Site {
         program: "/usr/bin/oci-mps".into(),
         hook_env: vec!["PATH=/bin".to_owned()],
         has_message_queues: true,
+        in_user_namespace: false,
     }
 }
 
@@ -204,10 +205,29 @@ fn nerdctls_host_ipc_is_written_as_nerdctl_writes_it() {
     }
 }
 
-#[test]
-fn without_message_queues_on_the_host_the_containers_mount_stays() {
+/// What becomes of `/dev/mqueue`: by engine, user namespace (the engine's or the container's) and host.
+#[rstest]
+#[case(podman(), None, true, Some(("mqueue", "mqueue")))]
+#[case(podman(), None, false, Some(("mqueue", "mqueue")))]
+#[case(podman(), Some("engine"), true, Some(("bind", "/dev/mqueue")))]
+#[case(podman(), Some("container"), true, Some(("bind", "/dev/mqueue")))]
+#[case(podman(), Some("engine"), false, None)]
+#[case(nerdctl(), None, true, Some(("bind", "/dev/mqueue")))]
+#[case(nerdctl(), None, false, Some(("mqueue", "mqueue")))]
+#[case(nerdctl(), Some("container"), true, Some(("bind", "/dev/mqueue")))]
+#[case(nerdctl(), Some("container"), false, None)]
+fn message_queues_are_the_hosts_wherever_that_can_be(
+    #[case] mut before: Value,
+    #[case] user_namespace: Option<&str>,
+    #[case] on_host: bool,
+    #[case] after: Option<(&str, &str)>,
+) {
+    if user_namespace == Some("container") {
+        before["linux"]["namespaces"].as_array_mut().unwrap().push(json!({"type": "user"}));
+    }
     let (config, inventory) = (HostConfig::default(), host());
-    let site = Site { has_message_queues: false, ..site() };
+    let in_user_namespace = user_namespace == Some("engine");
+    let site = Site { has_message_queues: on_host, in_user_namespace, ..site() };
     let facts = Facts {
         config: &config,
         inventory: &inventory,
@@ -217,11 +237,13 @@ fn without_message_queues_on_the_host_the_containers_mount_stays() {
         site: &site,
     };
     let request = Request::read(&QUARTER, Aliases::default()).unwrap().unwrap();
-    let mut document = spec(&nerdctl());
-    let edits = plan(&document, &request, facts).unwrap().edits;
-    document.apply(&edits).unwrap();
-    let kinds: Vec<_> = document.mounts().map(|mount| (mount.destination, mount.kind)).collect();
-    assert_eq!(kinds[..2], [("/dev/shm", Some("bind")), ("/dev/mqueue", Some("mqueue"))]);
+    let mut document = spec(&before);
+    document.apply(&plan(&document, &request, facts).unwrap().edits).unwrap();
+    let edited: Value = serde_json::from_slice(&document.to_bytes()).unwrap();
+    let mount =
+        edited["mounts"].as_array().unwrap().iter().find(|mount| mount["destination"] == "/dev/mqueue");
+    let mount = mount.map(|mount| (mount["type"].as_str().unwrap(), mount["source"].as_str().unwrap()));
+    assert_eq!(mount, after);
 }
 
 #[test]

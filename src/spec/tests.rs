@@ -115,6 +115,15 @@ fn a_mount_is_there_once_and_visible(#[case] before: &str, #[case] after: &str) 
 }
 
 #[test]
+fn a_mount_is_removed_wherever_it_stands() {
+    let before = r#"{"mounts":[{"destination":"/a/"},{"destination":"/b"},{"destination":"//a"}]}"#;
+    assert_eq!(
+        applied(before, &[Edit::RemoveMount { destination: "/a" }]),
+        r#"{"mounts":[{"destination":"/b"}]}"#
+    );
+}
+
+#[test]
 fn a_hook_is_added_once_after_the_others() {
     let before = r#"{"hooks":{"createRuntime":[{"path":"/other"}]}}"#;
     let ours = r#"{"path":"/x","args":["x","go"],"timeout":"#;
