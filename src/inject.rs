@@ -23,8 +23,10 @@ use crate::spec::{Document, SpecError};
 pub struct Setting {
     /// The host's paths.
     pub layout: Layout,
-    /// `oci-mps`, by its absolute path: the container's hooks call it.
+    /// `oci-mps`, by its absolute path: it finds the GPUs where nobody did before.
     pub program: PathBuf,
+    /// The program that the container's hooks run.
+    pub hooks: PathBuf,
     /// Who makes the container. Should this process end before there is one, the share is free again.
     pub holder: Process,
 }
@@ -238,7 +240,7 @@ fn site(setting: &Setting) -> Site {
     let variable = |name: &str, path: &Path| format!("{name}={}", path.display());
     Site {
         client_dir: setting.layout.client(),
-        program: setting.program.clone(),
+        hook_program: setting.hooks.clone(),
         hook_env: vec![
             "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned(),
             variable(env::STATE_DIR, setting.layout.state()),

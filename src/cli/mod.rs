@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::entry::{lifecycle, precreate, programs};
+use crate::entry::programs;
 use crate::inject::Setting;
 use crate::kernel::{self, Process};
 use crate::layout::Layout;
@@ -56,19 +56,14 @@ enum Command {
 
 /// Runs what was asked for and says how it ended: 0 done, 1 refused or failed, 2 not understood.
 pub fn main() -> ExitCode {
-    let arguments: Vec<_> = std::env::args_os().collect();
-    // Hooks stand on the path of every container that starts: they come before the parser of the commands for people.
-    if let [_, hook, stage] = arguments.as_slice()
-        && hook == "hook"
-        && let Some(stage) = stage.to_str()
-    {
-        return run_hook(stage);
-    }
     let outcome = match Arguments::parse().command {
         Command::Explain { path, json } => explain::run(&path, json),
         Command::Gpus { json } => gpus::run(json),
         Command::Shares { json } => shares::run(json),
-        Command::Hook { stage } => return run_hook(&stage),
+        Command::Hook { stage } => {
+            return crate::entry::hook(&["oci-mps".into(), "hook".into(), stage.into()])
+                .unwrap_or(ExitCode::FAILURE);
+        }
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -79,25 +74,16 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run_hook(stage: &str) -> ExitCode {
-    match stage {
-        "precreate" => precreate::run(),
-        "createRuntime" => lifecycle::create_runtime(),
-        "poststop" => lifecycle::poststop(),
-        _ => {
-            eprintln!(
-                "oci-mps: unknown hook stage {stage:?}; known are precreate, createRuntime and poststop"
-            );
-            ExitCode::from(2)
-        }
-    }
-}
-
 /// The paths of whoever calls.
 fn layout() -> Layout {
     Layout::new(kernel::owner(), |name| std::env::var_os(name))
 }
 
 fn setting() -> anyhow::Result<Setting> {
-    Ok(Setting { layout: layout(), program: programs::oci_mps()?, holder: Process::this()? })
+    Ok(Setting {
+        layout: layout(),
+        program: programs::oci_mps()?,
+        hooks: programs::hooks()?,
+        holder: Process::this()?,
+    })
 }

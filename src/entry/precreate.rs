@@ -58,6 +58,7 @@ fn answer_to(original: &[u8], layout: &Layout, mut out: impl Write) -> Result<()
         let setting = Setting {
             layout: layout.clone(),
             program: programs::oci_mps()?,
+            hooks: programs::hooks()?,
             // podman itself, which outlives this hook and sees the container created
             holder: Process::parent().map_err(PrecreateError::Holder)?,
         };

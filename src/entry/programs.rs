@@ -35,12 +35,20 @@ pub enum ProgramError {
     },
 }
 
-/// The absolute path of `oci-mps`, which the hooks in a spec run.
+/// The absolute path of `oci-mps`.
 ///
 /// # Errors
 /// Where it does not lie beside the running program.
 pub fn oci_mps() -> Result<PathBuf, ProgramError> {
     sibling("oci-mps")
+}
+
+/// The absolute path of the program that the hooks in a spec run.
+///
+/// # Errors
+/// Where it does not lie beside the running program.
+pub fn hooks() -> Result<PathBuf, ProgramError> {
+    sibling("oci-mps-runtime")
 }
 
 /// The absolute path of the program of that name which was installed together with this one.

@@ -156,7 +156,7 @@ fn mount(source: &Path, destination: &Path, options: Vec<String>) -> Mount {
 fn hook(stage: Stage, facts: Facts<'_>) -> Hook {
     let args = ["oci-mps", "hook", stage.key()];
     let hook = HookBuilder::default()
-        .path(&facts.site.program)
+        .path(&facts.site.hook_program)
         .args(owned(&args))
         .env(facts.site.hook_env.clone())
         .timeout(HOOK_TIMEOUT_SECONDS);

@@ -22,8 +22,8 @@ use wanted::Wanted;
 pub struct Site {
     /// The client directory on the host.
     pub client_dir: PathBuf,
-    /// `oci-mps`, by its absolute path.
-    pub program: PathBuf,
+    /// The program that the hooks run, by its absolute path.
+    pub hook_program: PathBuf,
     /// `NAME=value` for the hooks, which otherwise have no environment.
     pub hook_env: Vec<String>,
     /// Whether the host has `/dev/mqueue`, which a system without systemd need not.

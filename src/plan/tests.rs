@@ -57,7 +57,7 @@ fn token(n: u32) -> Token {
 fn site() -> Site {
     Site {
         client_dir: "/run/oci-mps/client".into(),
-        program: "/usr/bin/oci-mps".into(),
+        hook_program: "/usr/bin/oci-mps-runtime".into(),
         hook_env: vec!["PATH=/bin".to_owned()],
         has_message_queues: true,
         in_user_namespace: false,
@@ -262,7 +262,7 @@ fn both_hooks_have_an_environment_of_their_own() {
     for stage in ["createRuntime", "poststop"] {
         assert_eq!(
             edited["hooks"][stage],
-            json!([{"path": "/usr/bin/oci-mps", "args": ["oci-mps", "hook", stage],
+            json!([{"path": "/usr/bin/oci-mps-runtime", "args": ["oci-mps", "hook", stage],
                     "env": ["PATH=/bin"], "timeout": 10}])
         );
     }

@@ -124,6 +124,7 @@ fn edit(bundle: &Bundle, layout: &Layout) -> Result<(), RuntimeError> {
     let setting = Setting {
         layout: layout.clone(),
         program: programs::oci_mps()?,
+        hooks: programs::hooks()?,
         // this process, which exec leaves the same
         holder: Process::this().map_err(RuntimeError::Holder)?,
     };
@@ -149,12 +150,13 @@ fn look(path: &Path) -> Result<Option<Vec<u8>>, RuntimeError> {
 /// Puts the edited spec where the real runtime reads it, or leaves the original there.
 fn write(path: &Path, original: &[u8], edited: &[u8]) -> io::Result<()> {
     let file = fs::canonicalize(path)?;
-    file::replace(&file, edited)?;
+    // not forced to the disk: a bundle is read in this boot only, and its engine writes it anew in the next
+    file::replace_for_this_boot(&file, edited)?;
     // `/dev/fd/3` leads to an open file, which stays the old one
     if fs::read(path)? == edited {
         return Ok(());
     }
-    file::replace(&file, original)?;
+    file::replace_for_this_boot(&file, original)?;
     let reason = format!("{} still leads to the old one; give a path in a directory", path.display());
     Err(io::Error::new(io::ErrorKind::InvalidInput, reason))
 }
