@@ -54,6 +54,7 @@ pub struct Daemon {
     /// Who starts it.
     pub start: Start,
     /// What becomes of the GPUs' compute mode.
+    #[serde(deserialize_with = "compute_mode")]
     pub compute_mode: ComputeMode,
     /// Whether clients of different users may run at once, where the driver knows how.
     pub multi_user: bool,
@@ -70,13 +71,10 @@ pub enum Start {
 }
 
 /// What becomes of the GPUs' compute mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComputeMode {
     /// It stays as it is.
     Keep,
-    /// `EXCLUSIVE_PROCESS` while the service is up.
-    Exclusive,
 }
 
 /// `[inventory]`
@@ -109,12 +107,12 @@ pub struct Container {
     #[serde(deserialize_with = "absolute")]
     pub pipe_dir: PathBuf,
     /// Who brings the device nodes and libraries.
+    #[serde(deserialize_with = "inject")]
     pub inject: Inject,
 }
 
 /// Who brings the device nodes and libraries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inject {
     /// The engine.
     None,
@@ -305,6 +303,29 @@ fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PathBuf
     }
 }
 
+// Two settings of the contract have one value each so far. The other one is named, since who writes it relies on it.
+
+fn compute_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ComputeMode, D::Error> {
+    match String::deserialize(deserializer)?.as_str() {
+        "keep" => Ok(ComputeMode::Keep),
+        "exclusive" => Err(D::Error::custom(
+            "\"exclusive\" is not built yet: set it with 'nvidia-smi -c EXCLUSIVE_PROCESS' and write \"keep\"",
+        )),
+        other => Err(D::Error::unknown_variant(other, &["keep", "exclusive"])),
+    }
+}
+
+fn inject<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Inject, D::Error> {
+    match String::deserialize(deserializer)?.as_str() {
+        "none" => Ok(Inject::None),
+        "cdi" => Err(D::Error::custom(
+            "\"cdi\" is not built yet: let the engine bring the devices (--gpus, --device nvidia.com/gpu=…) and write \
+             \"none\"",
+        )),
+        other => Err(D::Error::unknown_variant(other, &["none", "cdi"])),
+    }
+}
+
 fn absolute<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
     let path = PathBuf::deserialize(deserializer)?;
     if path.is_absolute() { Ok(path) } else { Err(D::Error::custom("must be an absolute path")) }
@@ -396,6 +417,9 @@ ack = true
     #[case("[defaults]\nmemory = \"1.5G\"", "memory: \"1.5G\"", "write 1536MiB")]
     #[case("[profiles.small]\nthreds = 5", "line 1", "unknown field `threds`")]
     #[case("[daemon]\nstart = \"sometimes\"", "line 2", "on-demand")]
+    #[case("[daemon]\ncompute_mode = \"exclusive\"", "line 2", "nvidia-smi -c EXCLUSIVE_PROCESS")]
+    #[case("[container]\ninject = \"cdi\"", "line 2", "let the engine bring the devices")]
+    #[case("[container]\ninject = \"yes\"", "line 2", "expected `none` or `cdi`")]
     #[case("[container]\npipe_dir = \"run\"", "line 2", "absolute")]
     #[case("[policy]\nmemory_overcommit = 0.5", "line 2", "between 1.0 and 100.0")]
     #[case("[runtime]\npath = []", "line 2", "at least one")]

@@ -124,7 +124,7 @@ pub enum ValueError {
         what: &'static str,
     },
     /// One GPU named twice.
-    #[error("{given:?} names GPU {selector} twice")]
+    #[error("{given:?} names GPU {selector} twice; name each GPU once")]
     Twice {
         /// The text as it was given.
         given: String,

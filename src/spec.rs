@@ -95,7 +95,7 @@ pub struct MountView<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
     /// Broken JSON.
-    #[error("the container's config.json is not JSON: {0}")]
+    #[error("the container's config.json is not JSON: {0}; create the container anew")]
     Json(#[from] serde_json::Error),
     /// JSON, but not an object.
     #[error("the container's config.json is not a JSON object")]

@@ -51,6 +51,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "config",
             "inventory",
             "ledger",
+            "daemon",
             "inject",
             "entry",
         ],

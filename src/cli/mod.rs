@@ -4,9 +4,11 @@ mod explain;
 mod gpus;
 mod shares;
 mod table;
+mod up;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
@@ -46,6 +48,17 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Start the MPS control daemon, before the first container would
+    Up,
+    /// End the MPS control daemon
+    Down {
+        /// Wait so long for CUDA processes to end by themselves
+        #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+        wait: u64,
+        /// End CUDA processes that still run
+        #[arg(long)]
+        force: bool,
+    },
     /// Called by engines and runtimes, not by people
     #[command(hide = true)]
     Hook {
@@ -60,6 +73,8 @@ pub fn main() -> ExitCode {
         Command::Explain { path, json } => explain::run(&path, json),
         Command::Gpus { json } => gpus::run(json),
         Command::Shares { json } => shares::run(json),
+        Command::Up => up::up(),
+        Command::Down { wait, force } => up::down(Duration::from_secs(wait), force),
         Command::Hook { stage } => {
             return crate::entry::hook(&["oci-mps".into(), "hook".into(), stage.into()])
                 .unwrap_or(ExitCode::FAILURE);

@@ -76,7 +76,7 @@ pub enum DaemonError {
     /// It does not run and is not ours to start.
     #[error(
         "the MPS control daemon does not run, and [daemon] start = \"service\" leaves it to the service to start it; \
-         start it with 'systemctl start oci-mps' or 'oci-mps up'"
+         start it with 'oci-mps up'"
     )]
     NotRunning,
     /// It ran when this container was prepared and does not run any more.
@@ -151,7 +151,7 @@ pub enum DaemonError {
     /// It was asked to end and still runs.
     #[error(
         "the MPS control daemon (process {pid}) still runs {:.1} s after it was asked to end: clients keep it, or a \
-         process that is connected to its socket and keeps silent; see 'oci-mps status'", waited.as_secs_f32()
+         process that is connected to its socket and keeps silent; end those, or use 'oci-mps down --force'", waited.as_secs_f32()
     )]
     StillRunning {
         /// Who holds its lock.

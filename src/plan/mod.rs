@@ -122,7 +122,7 @@ pub enum Refusal {
         error: SelectError,
     },
     /// Two names for the same GPU.
-    #[error("{key} names {gpu} twice")]
+    #[error("{key} names {gpu} twice; name each GPU once")]
     SameGpu {
         /// Who names it.
         key: String,
