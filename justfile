@@ -5,7 +5,7 @@ _default:
 
 # Build the three programs as they are shipped
 build:
-    cargo build --release
+    install/build
 
 # Formatting, lints and the walls between the rooms
 lint:
@@ -26,7 +26,7 @@ deny:
     cargo deny check
 
 # What oci-mps-runtime adds to runc create, in one paired run
-bench:
+bench: build
     cargo bench --bench create
 
 # Show a container before and after, on whatever is here

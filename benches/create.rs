@@ -1,7 +1,8 @@
 //! What `oci-mps-runtime create` adds to bare `runc create`, with and without annotations, in one paired run.
 //!
-//!     cargo bench --bench create [-- [--runs N] [--raw FILE]]
+//!     install/build && cargo bench --bench create -- [--runs N] [--raw FILE]
 //!
+//! The program measured is the one that is shipped, target/dist/oci-mps-runtime, where it was built; else cargo's own.
 //! Each round creates one container of each kind, in turn, and deletes it outside of the measurement. Counted is the
 //! whole process with all that it waited for: the control program and the hook too. Needs root, runc, busybox and an
 //! MPS control program (`MPS_CONTROL`, else what `tests/engines/prepare` unpacked, else the installed one).
@@ -17,12 +18,13 @@ use serde_json::{Value, json};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-const RUNTIME: &str = env!("CARGO_BIN_EXE_oci-mps-runtime");
+/// As it is shipped: linked statically.
+const SHIPPED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/dist/oci-mps-runtime");
 
 /// One way of creating a container.
-struct Kind {
+struct Kind<'a> {
     name: &'static str,
-    runtime: &'static str,
+    runtime: &'a str,
     annotations: Value,
 }
 
@@ -45,12 +47,14 @@ fn main() -> Result<()> {
             other => return Err(format!("unknown argument {other}").into()),
         }
     }
+    let runtime = if Path::new(SHIPPED).exists() { SHIPPED } else { env!("CARGO_BIN_EXE_oci-mps-runtime") };
+    println!("measuring {runtime}");
     let kinds = [
         Kind { name: "runc", runtime: "runc", annotations: json!({}) },
-        Kind { name: "oci-mps, no annotation", runtime: RUNTIME, annotations: json!({}) },
+        Kind { name: "oci-mps, no annotation", runtime, annotations: json!({}) },
         Kind {
             name: "oci-mps, annotated",
-            runtime: RUNTIME,
+            runtime,
             annotations: json!({"oci-mps/memory": "1GiB", "oci-mps/threads": "10"}),
         },
     ];
@@ -112,7 +116,7 @@ impl Host {
         command
     }
 
-    fn create(&self, kind: &Kind) -> Result<Cost> {
+    fn create(&self, kind: &Kind<'_>) -> Result<Cost> {
         let bundle = self.directory.join("bundle");
         fs::write(bundle.join("config.json"), serde_json::to_vec(&spec(&kind.annotations))?)?;
         let mut create = self.command(kind.runtime);
@@ -185,7 +189,7 @@ fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
-fn report(kinds: &[Kind], costs: &[Vec<Cost>]) {
+fn report(kinds: &[Kind<'_>], costs: &[Vec<Cost>]) {
     println!(
         "{:<26}{:>9}{:>9}{:>12}{:>12}",
         "create, medians in ms", "CPU", "wall", "CPU added", "wall added"
@@ -208,7 +212,7 @@ fn report(kinds: &[Kind], costs: &[Vec<Cost>]) {
     println!("{} rounds; added: the median of the differences within a round", costs[0].len());
 }
 
-fn as_value(kinds: &[Kind], costs: &[Vec<Cost>]) -> Value {
+fn as_value(kinds: &[Kind<'_>], costs: &[Vec<Cost>]) -> Value {
     let rows = kinds.iter().zip(costs).map(|(kind, costs)| {
         let column =
             |of: fn(&Cost) -> Duration| costs.iter().map(|c| milliseconds(of(c))).collect::<Vec<_>>();
