@@ -91,7 +91,9 @@ impl Host {
         fs::write(
             directory.join("config.toml"),
             format!(
-                "[daemon]\ncontrol = {control:?}\n[inventory]\nsource = \"file\"\nfile = {inventory:?}\n"
+                "[daemon]\ncontrol = \"{}\"\n[inventory]\nsource = \"file\"\nfile = \"{}\"\n",
+                control.display(),
+                inventory.display()
             ),
         )?;
         let gpus = (0..2).map(|index| {
@@ -123,7 +125,7 @@ impl Host {
         create.args(["create", "--bundle"]).arg(&bundle).arg("bench");
         let (cpu, start) = (cpu_of_children()?, Instant::now());
         let status = create.status()?;
-        let cost = Cost { wall: start.elapsed(), cpu: cpu_of_children()? - cpu };
+        let cost = Cost { wall: start.elapsed(), cpu: cpu_of_children()?.saturating_sub(cpu) };
         self.command("runc").args(["delete", "--force", "bench"]).status()?;
         if status.success() {
             Ok(cost)

@@ -371,44 +371,30 @@ mod tests {
     use super::*;
     use rstest::rstest;
 
-    /// The contract's own listing of the defaults.
-    const CONTRACT: &str = r#"
-[runtime]
-path = ["runc", "crun", "youki"]
-[daemon]
-control = "nvidia-cuda-mps-control"
-start = "on-demand"
-compute_mode = "keep"
-multi_user = true
-[inventory]
-source = "nvml"
-file = "/etc/oci-mps/gpus.toml"
-[container]
-ipc = "host"
-pipe_dir = "/run/oci-mps"
-inject = "none"
-[defaults]
-[profiles.small]
-memory = "4GiB"
-threads = 12.5
-[policy]
-memory_overcommit = 1.0
-threads_overcommit = true
-slices = 4
-reserve = "512MiB"
-only_profiles = false
-placement = "pack"
-[aliases]
-hami = true
-ack = true
-"#;
+    /// The listing that users read.
+    fn documented() -> &'static str {
+        let page = include_str!("../docs/config.md");
+        page.split("```toml").nth(1).unwrap().split("```").next().unwrap()
+    }
 
     #[test]
-    fn the_contracts_listing_is_the_default() {
-        let mut listed = HostConfig::parse(CONTRACT).unwrap();
-        let small = listed.profiles.remove("small").unwrap();
+    fn the_documented_listing_is_the_default() {
+        let mut listed = HostConfig::parse(documented()).unwrap();
+        assert_eq!(listed.profiles.remove("small"), Some(Size::default()));
         assert_eq!(listed, HostConfig::default());
+        for line in documented().lines().filter(|line| line.contains(" = ") && !line.starts_with('#')) {
+            let key = line.split(" = ").next().unwrap();
+            let without = documented().replace(line, "");
+            assert!(HostConfig::parse(&without).is_ok(), "{key} may be left out");
+        }
+    }
+
+    #[test]
+    fn a_profile_takes_numbers_and_texts() {
+        let text = "[profiles.small]\nmemory = \"4GiB\"\nthreads = 12.5\ngpu = 0";
+        let small = HostConfig::parse(text).unwrap().profiles.remove("small").unwrap();
         assert_eq!(small.threads, Some("12.5".parse().unwrap()));
+        assert_eq!(small.gpu, Some("0".parse().unwrap()));
     }
 
     #[rstest]

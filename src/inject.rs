@@ -3,6 +3,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use memchr::memmem;
 
@@ -23,12 +24,21 @@ use crate::spec::{Document, SpecError};
 pub struct Setting {
     /// The host's paths.
     pub layout: Layout,
-    /// `oci-mps`, by its absolute path: it finds the GPUs where nobody did before.
-    pub program: PathBuf,
-    /// The program that the container's hooks run.
-    pub hooks: PathBuf,
+    /// The programs that are needed on the way, or why they are not there. Who does not ask needs none of them.
+    pub programs: Result<Programs, String>,
     /// Who makes the container. Should this process end before there is one, the share is free again.
     pub holder: Process,
+    /// When the share is free again although that process lives on, as an engine's service does.
+    pub lapses_after: Option<Duration>,
+}
+
+/// Programs of oci-mps, by their absolute paths.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Programs {
+    /// `oci-mps`, which finds the GPUs where nobody did before.
+    pub oci_mps: PathBuf,
+    /// What the container's hooks run.
+    pub hooks: PathBuf,
 }
 
 /// What became of a spec.
@@ -82,6 +92,9 @@ pub enum Refused {
     /// It carries what only oci-mps writes.
     #[error("{TOKEN_ANNOTATION}: {0}")]
     Token(#[from] TokenError),
+    /// The installation is incomplete.
+    #[error("{0}")]
+    Programs(String),
     /// The kernel does not answer.
     #[error("cannot name the share: {0}")]
     Kernel(#[source] io::Error),
@@ -93,7 +106,7 @@ pub enum Refused {
 /// Whether there may be anything for us in these bytes. A byte search, so that a container that does not ask costs
 /// nothing; a key may be written with JSON escapes, and then the document has to be parsed to know.
 pub fn concerns(document: &[u8]) -> bool {
-    const WORDS: [&str; 3] = ["oci-mps", "nvidia.com", "aliyun.com"];
+    const WORDS: [&str; 4] = ["oci-mps", "OCI-MPS", "nvidia.com", "aliyun.com"];
     WORDS.iter().any(|word| memmem::find(document, word.as_bytes()).is_some()) || escapes_a_key(document)
 }
 
@@ -116,9 +129,11 @@ pub fn inject(
     put: impl FnOnce(&[u8]) -> io::Result<()>,
 ) -> Result<Outcome, Refused> {
     let Some(mut ground) = Ground::of(original, &setting.layout)? else { return Ok(Outcome::NotOurs) };
-    let inventory = inventory::current(&setting.layout, &ground.config, &setting.program)?;
-    let site = site(setting);
+    let programs = setting.programs.as_ref().map_err(|missing| Refused::Programs(missing.clone()))?;
     let daemon = Daemon::new(&setting.layout, &ground.config.daemon);
+    daemon.trusts_its_directories()?;
+    let inventory = inventory::current(&setting.layout, &ground.config, &programs.oci_mps)?;
+    let site = site(setting, programs);
     let ledger = Ledger::new(&setting.layout);
     if daemon.process()?.is_none() {
         // a refusal comes before anything has been changed, the start of a daemon included
@@ -127,11 +142,16 @@ pub fn inject(
     daemon.ready()?;
 
     let mut book = ledger.open()?;
-    let token = ground.token(|token| book.find(token))?;
-    let plan = ground.decide(&inventory, &site, &token, &mut book)?;
-    book.reserve(plan.share.clone(), setting.holder)?;
+    let mut token = ground.token(|token| book.find(token))?;
+    let mut plan = ground.decide(&inventory, &site, &token, &mut book)?;
+    if book.find(&token).is_some_and(|record| record.is_live() && record.share != plan.share) {
+        // a token that was copied from somebody who asked for something else
+        token = new_token()?;
+        plan = ground.decide(&inventory, &site, &token, &mut book)?;
+    }
     ground.document.apply(&plan.edits)?;
     let edited = ground.document.to_bytes();
+    book.reserve(plan.share, setting.holder, setting.lapses_after)?;
     if edited == original {
         return Ok(Outcome::Unchanged);
     }
@@ -152,8 +172,10 @@ pub fn inject(
 /// The refusal that the container would get, as far as it does not depend on the daemon.
 pub fn preview(original: &[u8], setting: &Setting) -> Result<Option<Preview>, Refused> {
     let Some(ground) = Ground::of(original, &setting.layout)? else { return Ok(None) };
-    let inventory = inventory::current(&setting.layout, &ground.config, &setting.program)?;
-    let plan = ground.preview(&inventory, &site(setting), &Ledger::new(&setting.layout))?;
+    let programs = setting.programs.as_ref().map_err(|missing| Refused::Programs(missing.clone()))?;
+    Daemon::new(&setting.layout, &ground.config.daemon).trusts_its_directories()?;
+    let inventory = inventory::current(&setting.layout, &ground.config, &programs.oci_mps)?;
+    let plan = ground.preview(&inventory, &site(setting, programs), &Ledger::new(&setting.layout))?;
     let mut after = ground.document.clone();
     after.apply(&plan.edits)?;
     Ok(Some(Preview { before: ground.document, after, plan, inventory }))
@@ -189,8 +211,7 @@ impl Ground {
                 return Ok(token);
             }
         }
-        let token = kernel::random_token().map_err(Refused::Kernel)?;
-        Ok(Token::try_from(token)?)
+        new_token()
     }
 
     /// Decides under the ledger's lock. Where there is no room, what nobody will give back is dropped first.
@@ -236,11 +257,15 @@ impl Ground {
     }
 }
 
-fn site(setting: &Setting) -> Site {
+fn new_token() -> Result<Token, Refused> {
+    Ok(Token::try_from(kernel::random_token().map_err(Refused::Kernel)?)?)
+}
+
+fn site(setting: &Setting, programs: &Programs) -> Site {
     let variable = |name: &str, path: &Path| format!("{name}={}", path.display());
     Site {
         client_dir: setting.layout.client(),
-        hook_program: setting.hooks.clone(),
+        hook_program: programs.hooks.clone(),
         hook_env: vec![
             "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned(),
             variable(env::STATE_DIR, setting.layout.state()),
@@ -265,7 +290,7 @@ mod tests {
     #[case(r#"{"annotations":{"aliyun.com/gpu-mem":"8"}}"#, true)]
     #[case(r#"{"process":{"args":["sh","-c","a \u0026\u0026 b \u003e c\u2028\u0000"]}}"#, false)]
     #[case(r#"{"annotations":{}}"#, false)]
-    #[case(r#"\u00"#, false)]
+    #[case(r"\u00", false)]
     fn the_fast_path_passes_only_who_cannot_mean_us(#[case] document: &str, #[case] concerned: bool) {
         assert_eq!(concerns(document.as_bytes()), concerned);
     }

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::unistd::{Uid, getppid};
@@ -103,6 +103,16 @@ pub fn sockets(pid: i32) -> io::Result<BTreeSet<String>> {
     Ok(sockets)
 }
 
+/// Whether any process is in that cgroup, of whichever hierarchy it is.
+pub fn has_processes(cgroup: &str) -> bool {
+    let hierarchies =
+        fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|entry| entry.path());
+    [PathBuf::from("/sys/fs/cgroup")].into_iter().chain(hierarchies).any(|hierarchy| {
+        let processes = hierarchy.join(cgroup.trim_start_matches('/')).join("cgroup.procs");
+        fs::read(processes).is_ok_and(|processes| !processes.is_empty())
+    })
+}
+
 /// The kernel's name for the time since it was last started.
 ///
 /// # Errors
@@ -125,7 +135,9 @@ pub fn random_token() -> io::Result<String> {
 /// # Errors
 /// Where the file cannot be opened or asked about.
 pub fn lock_holder(path: &Path) -> io::Result<Option<i32>> {
-    let file = match File::open(path) {
+    // whatever else may have been put there in the lock's place is not waited for
+    let flags = nix::libc::O_NONBLOCK | nix::libc::O_NOFOLLOW;
+    let file = match File::options().read(true).custom_flags(flags).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other?,
     };

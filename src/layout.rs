@@ -40,8 +40,9 @@ pub mod env {
     pub const STATE_DIR: &str = "OCI_MPS_STATE_DIR";
 }
 
-/// The key under which a spec carries the token of its share. It belongs to oci-mps: nobody asks with it.
-pub const TOKEN_ANNOTATION: &str = "oci-mps/share";
+/// The key under which a spec carries the token of its share. It belongs to oci-mps: nobody asks with it, and nobody
+/// would think of it.
+pub const TOKEN_ANNOTATION: &str = "oci-mps/.token";
 
 /// Everything a container asks for begins so.
 pub const ANNOTATION_PREFIX: &str = "oci-mps/";
@@ -70,14 +71,18 @@ pub struct Layout {
 impl Layout {
     /// The layout of `owner`, with what the environment names instead.
     ///
-    /// An engine's hook has an empty environment, so where `XDG_RUNTIME_DIR` is not set a user's runtime directory is
-    /// what logind makes, and without logind one in `/tmp` (which is used only if it is that user's).
+    /// An engine's hook has an empty environment, so a user's runtime directory is the one that logind makes, whatever
+    /// `XDG_RUNTIME_DIR` says: a user has one ledger. Without logind it is what the variable says, else one in `/tmp`
+    /// (which is used only if it is that user's).
     pub fn new(owner: Owner, variable: impl Fn(&str) -> Option<OsString>) -> Self {
-        let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        // hooks and containers start in other directories than whoever set the variable
+        let absolute = |value: OsString| std::path::absolute(&value).unwrap_or_else(|_| PathBuf::from(value));
+        let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(absolute);
         let own = match owner {
             Owner::Root => PathBuf::from("/run/oci-mps"),
-            Owner::User(uid) => path("XDG_RUNTIME_DIR")
-                .or_else(|| Some(PathBuf::from(format!("/run/user/{uid}"))).filter(|usual| usual.is_dir()))
+            Owner::User(uid) => Some(PathBuf::from(format!("/run/user/{uid}")))
+                .filter(|usual| usual.is_dir())
+                .or_else(|| path("XDG_RUNTIME_DIR"))
                 .map_or_else(|| PathBuf::from(format!("/tmp/oci-mps-{uid}")), |base| base.join("oci-mps")),
         };
         let state = path(env::STATE_DIR).unwrap_or_else(|| own.clone());

@@ -58,6 +58,9 @@ pub enum Owner {
     Reserved {
         /// The runtime or engine that makes it; without it there will be no container.
         holder: Process,
+        /// When it is given up although the holder lives on, in seconds since 1970.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        lapses: Option<u64>,
     },
     /// A container that exists.
     Attached(Container),
@@ -180,9 +183,16 @@ impl Book {
     ///
     /// # Errors
     /// Where the ledger cannot be written; nothing is promised then.
-    pub fn reserve(&mut self, share: Share, holder: Process) -> Result<(), LedgerError> {
+    pub fn reserve(
+        &mut self,
+        share: Share,
+        holder: Process,
+        lapses_after: Option<Duration>,
+    ) -> Result<(), LedgerError> {
+        let since = now();
+        let lapses = lapses_after.map(|after| since + after.as_secs());
         self.content.shares.retain(|record| record.share.token != share.token);
-        self.content.shares.push(Record { share, since: now(), owner: Owner::Reserved { holder } });
+        self.content.shares.push(Record { share, since, owner: Owner::Reserved { holder, lapses } });
         self.write()
     }
 
@@ -245,14 +255,24 @@ impl Record {
     /// Whether somebody still has, or will have, the share.
     pub fn is_live(&self) -> bool {
         match &self.owner {
-            Owner::Reserved { holder } => holder.is_alive(),
-            Owner::Attached(container) => container.process.is_alive(),
+            Owner::Reserved { holder, lapses } => {
+                lapses.is_none_or(|lapses| now() < lapses) && holder.is_alive()
+            }
+            // in the host's PID namespace the first process may end before the others
+            Owner::Attached(container) => container.process.is_alive() || container.has_processes(),
         }
     }
 
     /// Whether the share belongs to a container that runs.
     pub fn is_a_running_containers(&self) -> bool {
         matches!(&self.owner, Owner::Attached(container) if container.process.is_alive())
+    }
+}
+
+impl Container {
+    /// Whether anything runs in its cgroup, where that is the container's own: its path then names it.
+    fn has_processes(&self) -> bool {
+        self.cgroup.as_ref().is_some_and(|path| path.contains(&self.id) && kernel::has_processes(path))
     }
 }
 

@@ -14,7 +14,7 @@
 //!    [`control`]) and that containers have a way to it.
 //! 5. Under the lock of the [`ledger`], [`plan`] decides from all of that, purely: a [`share`] and the edits that give
 //!    it, or a refusal that says what would work. The share is reserved.
-//! 6. [`spec`] applies the edits; everything else in the document stays as it was. It is written whole ([`file`]), and
+//! 6. [`spec`] applies the edits; everything else in the document stays as it was. It is written whole ([`mod@file`]), and
 //!    the runtime's entry becomes the real runtime.
 //! 7. [`entry::lifecycle`] is called by the hooks that the edit put there: `createRuntime` ties the share to the
 //!    container that now exists, `poststop` gives it back.

@@ -1,6 +1,6 @@
 //! A container's annotations to what it asks for.
 //!
-//! Keys are `oci-mps/<field>`, in a pod also `oci-mps/<field>.<container>`, and the words of HAMi and ACK. A key that
+//! Keys are `oci-mps/<field>`, in a pod also `oci-mps/<field>.<container>`, and the words of `HAMi` and ACK. A key that
 //! nearly says something is refused, never ignored: a container that meant to ask and is not heard has the whole GPU.
 
 use std::collections::BTreeMap;
@@ -62,6 +62,11 @@ pub enum RequestError {
         /// The same without the name.
         plain: String,
     },
+    /// The mark of an edited spec, and nothing that it could have been edited for.
+    #[error(
+        "{TOKEN_ANNOTATION} is written by oci-mps and asks for nothing; ask with oci-mps/memory=…, or leave it out"
+    )]
+    TokenAlone,
     /// A share of the slices and, beside it, what the slices would say.
     #[error("{slices} already says memory and threads; leave out {other}")]
     SlicesAndMore {
@@ -80,8 +85,8 @@ enum Role<'a> {
     Alone,
     /// The pause container, which belongs to the pod and runs nothing.
     Sandbox,
-    /// One of its containers.
-    Member(&'a str),
+    /// One of its containers; its name, where the engine says it.
+    Member(Option<&'a str>),
 }
 
 /// What a key asks for.
@@ -110,12 +115,13 @@ impl Request {
             return Ok(None);
         }
         let mut asked = Vec::new();
-        let mut names_somebody = false;
+        let (mut names_somebody, mut has_token) = (false, false);
         for &(key, value) in annotations {
             if let Some(alias) = alias(key, value, aliases)? {
                 asked.push(alias);
-            } else if let Some(name) = key.strip_prefix(ANNOTATION_PREFIX).filter(|_| key != TOKEN_ANNOTATION)
-            {
+            } else if key == TOKEN_ANNOTATION {
+                has_token = true;
+            } else if let Some(name) = key.strip_prefix(ANNOTATION_PREFIX) {
                 let (field, container) = name.split_once('.').map_or((name, None), |(f, c)| (f, Some(c)));
                 let target = Target::named(field).ok_or_else(|| unknown_key(key, field, container))?;
                 names_somebody |= container.is_some();
@@ -127,9 +133,14 @@ impl Request {
                         qualified: container.is_some(),
                     });
                 }
+            } else if is_nearly_ours(key) {
+                return Err(unknown_key(key, last_word(key), None));
             }
         }
         let is_named = asked.iter().any(|asked| asked.qualified);
+        if has_token && asked.is_empty() {
+            return Err(RequestError::TokenAlone);
+        }
         if asked.is_empty() || (names_somebody && !is_named) {
             return Ok(None);
         }
@@ -186,13 +197,18 @@ impl Request {
 impl<'a> Role<'a> {
     fn of(annotations: &[(&str, &'a str)]) -> Self {
         let value =
-            |keys: [&str; 2]| annotations.iter().find(|(key, _)| keys.contains(key)).map(|(_, value)| *value);
-        let kind = value(["io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"]);
-        let name = value(["io.kubernetes.cri.container-name", "io.kubernetes.cri-o.ContainerName"]);
+            |keys: &[&str]| annotations.iter().find(|(key, _)| keys.contains(key)).map(|(_, value)| *value);
+        let kind = value(&["io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"]);
+        // CRI-O names ordinary containers by the kubelet's own label, which it passes on
+        let name = value(&[
+            "io.kubernetes.cri.container-name",
+            "io.kubernetes.cri-o.ContainerName",
+            "io.kubernetes.container.name",
+        ]);
         match (kind, name) {
             (Some("sandbox"), _) => Self::Sandbox,
-            (_, Some(name)) => Self::Member(name),
-            _ => Self::Alone,
+            (None, None) => Self::Alone,
+            (_, name) => Self::Member(name),
         }
     }
 
@@ -200,7 +216,7 @@ impl<'a> Role<'a> {
     fn is_meant_by(self, key: &str, field: &str, container: Option<&str>) -> Result<bool, RequestError> {
         match (self, container) {
             (_, None) => Ok(true),
-            (Self::Member(name), Some(container)) => Ok(name == container),
+            (Self::Member(Some(name)), Some(container)) => Ok(name == container),
             (_, Some(container)) => Err(RequestError::OutsidePod {
                 key: key.to_owned(),
                 container: container.to_owned(),
@@ -239,6 +255,17 @@ fn alias<'a>(key: &'a str, value: &str, aliases: Aliases) -> Result<Option<Asked
     }
     let value = format!("{before}{value}{after}");
     Ok(Some(Asked { key, target: Target::Field(field), value, qualified: false }))
+}
+
+/// Whether a key begins like ours and is not: `oci-mps.memory`, `OCI-MPS/memory`. Who wrote it meant to ask.
+fn is_nearly_ours(key: &str) -> bool {
+    let own = ANNOTATION_PREFIX.trim_end_matches('/');
+    let (start, rest) = key.split_at_checked(own.len()).unwrap_or((key, ""));
+    start.eq_ignore_ascii_case(own) && !rest.starts_with(|c: char| c.is_ascii_alphanumeric())
+}
+
+fn last_word(key: &str) -> &str {
+    key.rsplit(['/', '.', '_', ':']).next().unwrap_or(key)
 }
 
 /// Whether a key that was taken names a container.

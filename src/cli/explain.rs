@@ -1,6 +1,7 @@
 //! `oci-mps explain`: what would be changed in a container's spec, without changing anything.
 
-use std::io::{self, Write};
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -62,13 +63,13 @@ fn for_people(path: &Path, preview: &Preview) -> Result<String> {
     for (gpu, memory) in gpus(preview) {
         let (each, context) = (memory.split(share.processes), gpu.context_memory(share.threads));
         let (sms, all) = (gpu.sms_at(share.threads), gpu.sms);
-        shown += &format!("  on {gpu}, {}\n", gpu.uuid);
-        shown += &format!("    memory   {memory}");
+        writeln!(shown, "  on {gpu}, {}", gpu.uuid)?;
+        write!(shown, "    memory   {memory}")?;
         if share.processes.get() > 1 {
-            shown += &format!(", {each} for each of {} processes", share.processes);
+            write!(shown, ", {each} for each of {} processes", share.processes)?;
         }
-        shown += &format!("; a CUDA context takes about {context} of it\n");
-        shown += &format!("    threads  {}%, which is {sms} of {all} SMs\n", share.threads);
+        writeln!(shown, "; a CUDA context takes about {context} of it")?;
+        writeln!(shown, "    threads  {}%, which is {sms} of {all} SMs", share.threads)?;
     }
     if preview.before == preview.after {
         return Ok(shown + "\nIts config.json already says so: nothing would be changed.\n");

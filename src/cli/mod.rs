@@ -97,8 +97,8 @@ fn layout() -> Layout {
 fn setting() -> anyhow::Result<Setting> {
     Ok(Setting {
         layout: layout(),
-        program: programs::oci_mps()?,
-        hooks: programs::hooks()?,
+        programs: programs::all().map_err(|error| error.to_string()),
         holder: Process::this()?,
+        lapses_after: None,
     })
 }

@@ -16,7 +16,8 @@ use crate::share::Promised;
 pub(super) fn run(as_json: bool) -> Result<()> {
     let setting = super::setting()?;
     let config = HostConfig::load(setting.layout.config())?;
-    let inventory = inventory::current(&setting.layout, &config, &setting.program)?;
+    let programs = setting.programs.map_err(anyhow::Error::msg)?;
+    let inventory = inventory::current(&setting.layout, &config, &programs.oci_mps)?;
     let ledger = Ledger::new(&setting.layout);
     let records: Vec<Record> = ledger.records()?.into_iter().filter(Record::is_live).collect();
     if as_json {
@@ -28,7 +29,7 @@ pub(super) fn run(as_json: bool) -> Result<()> {
         ["GPU", "NAME", "ALLOCATED/TOTAL", "MEMORY", "CLIENTS"],
         inventory.gpus.iter().map(|gpu| totals(gpu, &inventory, &records)),
     )?;
-    println!();
+    writeln!(io::stdout())?;
     table::print(
         ["CONTAINER", "GPU", "MEMORY", "THREADS", "SMS", "PROCESSES", "STATE", "SINCE"],
         records.iter().flat_map(|record| rows(record, &inventory)),
@@ -55,7 +56,7 @@ fn totals(gpu: &Gpu, inventory: &Inventory, records: &[Record]) -> [String; 5] {
 /// A row for each of the container's GPUs.
 fn rows(record: &Record, inventory: &Inventory) -> Vec<[String; 8]> {
     let (container, state) = match &record.owner {
-        Owner::Reserved { holder } => (format!("(process {})", holder.pid), "reserved"),
+        Owner::Reserved { holder, .. } => (format!("(process {})", holder.pid), "reserved"),
         Owner::Attached(container) => (container.id.chars().take(12).collect(), "attached"),
     };
     let share = &record.share;

@@ -1,5 +1,6 @@
 //! `oci-mps up` and `down`: the control daemon before the first container needs it, and after the last.
 
+use std::io::{self, Write};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -21,7 +22,11 @@ pub(super) fn up() -> Result<()> {
         Ready::Started => "was started",
     };
     let pid = daemon.process()?.unwrap_or_default();
-    println!("the MPS control daemon (process {pid}) {found}; GPUs to share: {}", inventory.gpus.len());
+    writeln!(
+        io::stdout(),
+        "the MPS control daemon (process {pid}) {found}; GPUs to share: {}",
+        inventory.gpus.len()
+    )?;
     Ok(())
 }
 
@@ -41,13 +46,17 @@ pub(super) fn down(wait: Duration, force: bool) -> Result<()> {
     }
     let daemon = Daemon::new(&layout, &config.daemon);
     let ran = daemon.stop(force.then_some(Duration::from_secs(1)), wait.max(Duration::from_secs(5)))?;
-    println!("{}", if ran { "the MPS control daemon has ended" } else { "no MPS control daemon ran" });
+    writeln!(
+        io::stdout(),
+        "{}",
+        if ran { "the MPS control daemon has ended" } else { "no MPS control daemon ran" }
+    )?;
     Ok(())
 }
 
 fn name(record: &Record) -> String {
     match &record.owner {
-        Owner::Reserved { holder } => format!("one that process {} creates", holder.pid),
+        Owner::Reserved { holder, .. } => format!("one that process {} creates", holder.pid),
         Owner::Attached(container) => container.id.clone(),
     }
 }

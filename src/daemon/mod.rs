@@ -232,6 +232,14 @@ impl Daemon {
         self.bring_up(true)
     }
 
+    /// Whether nobody else could have put sockets or files where the daemon's are.
+    ///
+    /// # Errors
+    /// [`DaemonError::NotTrusted`].
+    pub fn trusts_its_directories(&self) -> Result<()> {
+        directories::trust(&self.layout)
+    }
+
     /// Whether a container that was made ready still is: no command, no lock, no wait.
     ///
     /// # Errors
@@ -337,7 +345,8 @@ impl Daemon {
         if self.process()?.is_some() {
             return Ok(Ready::Already);
         }
-        let multi_user = self.config.multi_user && control.abilities()?.multi_user;
+        let hasty = control.clone().with_patience(control::PATIENCE.min(left(deadline)));
+        let multi_user = self.config.multi_user && hasty.abilities()?.multi_user;
         let launch = Launch { program: control.path(), multi_user, layout: &self.layout };
         let (log, is_alive) = (self.log(), || matches!(self.process(), Ok(Some(_))));
         let before = launch::length(&log);

@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn a_state_without_a_token_is_an_error_that_names_the_container() {
         let error = read_state(&br#"{"ociVersion":"1.0.2","id":"c1","status":"creating","bundle":"/b"}"#[..]);
-        assert!(error.unwrap_err().to_string().contains("the container c1 carries no oci-mps/share"));
+        assert!(error.unwrap_err().to_string().contains("the container c1 carries no oci-mps/.token"));
         assert!(read_state(&b"{"[..]).is_err());
     }
 }

@@ -26,7 +26,8 @@ pub fn hook(command_line: &[OsString]) -> Option<ExitCode> {
         Some("poststop") => lifecycle::poststop(),
         _ => {
             eprintln!(
-                "oci-mps: unknown hook stage {stage:?}; known are precreate, createRuntime and poststop"
+                "oci-mps: unknown hook stage {}; known are precreate, createRuntime and poststop",
+                stage.display()
             );
             ExitCode::from(2)
         }

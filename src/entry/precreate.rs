@@ -19,6 +19,9 @@ use crate::layout::Layout;
 /// Podman writes before it waits, so whoever takes longer is not podman.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Far longer than podman takes from this hook to the container.
+const RESERVED_FOR: Duration = Duration::from_secs(120);
+
 #[derive(Debug, thiserror::Error)]
 enum PrecreateError {
     #[error(
@@ -57,10 +60,11 @@ fn answer_to(original: &[u8], layout: &Layout, mut out: impl Write) -> Result<()
     if inject::concerns(original) {
         let setting = Setting {
             layout: layout.clone(),
-            program: programs::oci_mps()?,
-            hooks: programs::hooks()?,
+            programs: programs::all().map_err(|error| error.to_string()),
             // podman itself, which outlives this hook and sees the container created
             holder: Process::parent().map_err(PrecreateError::Holder)?,
+            // unless it is the service behind podman's API, which outlives everything
+            lapses_after: Some(RESERVED_FOR),
         };
         if inject::inject(original, &setting, |edited| write_whole(&mut out, edited))? == Outcome::Edited {
             return Ok(());

@@ -9,6 +9,7 @@ use std::process::Command;
 
 use nix::unistd::{AccessFlags, access};
 
+use crate::inject::Programs;
 use crate::kernel::{self, Process};
 
 /// This very program, whatever it was called by.
@@ -35,20 +36,12 @@ pub enum ProgramError {
     },
 }
 
-/// The absolute path of `oci-mps`.
+/// Those that a container's way needs.
 ///
 /// # Errors
-/// Where it does not lie beside the running program.
-pub fn oci_mps() -> Result<PathBuf, ProgramError> {
-    sibling("oci-mps")
-}
-
-/// The absolute path of the program that the hooks in a spec run.
-///
-/// # Errors
-/// Where it does not lie beside the running program.
-pub fn hooks() -> Result<PathBuf, ProgramError> {
-    sibling("oci-mps-runtime")
+/// Where one of them does not lie beside the running program.
+pub fn all() -> Result<Programs, ProgramError> {
+    Ok(Programs { oci_mps: sibling("oci-mps")?, hooks: sibling("oci-mps-runtime")? })
 }
 
 /// The absolute path of the program of that name which was installed together with this one.

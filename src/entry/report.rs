@@ -67,7 +67,10 @@ fn journal(error: &dyn std::error::Error) -> io::Result<()> {
 
 /// In one write, so that lines of several processes do not mix.
 fn append(path: &Path, line: &str) -> io::Result<()> {
-    File::options().append(true).create(true).mode(0o644).open(path)?.write_all(line.as_bytes())
+    // never through a link that somebody put in the log's place
+    let mut options = File::options();
+    options.append(true).create(true).mode(0o644).custom_flags(nix::libc::O_NOFOLLOW);
+    options.open(path)?.write_all(line.as_bytes())
 }
 
 /// One line as logrus writes it, which is what engines parse.

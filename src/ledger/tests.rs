@@ -67,7 +67,7 @@ fn container(id: &str, process: Process) -> Container {
 #[test]
 fn a_share_is_reserved_attached_and_released() {
     let host = Host::new();
-    host.book().reserve(share(1), alive()).unwrap();
+    host.book().reserve(share(1), alive(), None).unwrap();
     host.book().attach(&token(1), container("c1", alive())).unwrap();
     let record = host.ledger.records().unwrap().remove(0);
     assert_eq!(record.owner, Owner::Attached(container("c1", alive())));
@@ -80,7 +80,7 @@ fn a_share_is_reserved_attached_and_released() {
 fn each_step_may_be_taken_twice() {
     let host = Host::new();
     for _ in 0..2 {
-        host.book().reserve(share(1), alive()).unwrap();
+        host.book().reserve(share(1), alive(), None).unwrap();
     }
     for _ in 0..2 {
         host.book().attach(&token(1), container("c1", alive())).unwrap();
@@ -91,7 +91,7 @@ fn each_step_may_be_taken_twice() {
 #[test]
 fn one_share_is_never_two_containers() {
     let host = Host::new();
-    host.book().reserve(share(1), alive()).unwrap();
+    host.book().reserve(share(1), alive(), None).unwrap();
     host.book().attach(&token(1), container("c1", alive())).unwrap();
     let error = host.book().attach(&token(1), container("c2", alive())).unwrap_err();
     assert!(error.to_string().contains("already belongs to the container c1"), "{error}");
@@ -109,7 +109,7 @@ fn what_is_not_reserved_cannot_be_attached() {
 fn the_dead_are_reaped_and_the_living_stay() {
     let host = Host::new();
     for (n, holder) in [(1, alive()), (2, dead()), (3, alive()), (4, alive())] {
-        host.book().reserve(share(n), holder).unwrap();
+        host.book().reserve(share(n), holder, None).unwrap();
     }
     host.book().attach(&token(3), container("c3", alive())).unwrap();
     host.book().attach(&token(4), container("c4", dead())).unwrap();
@@ -118,9 +118,18 @@ fn the_dead_are_reaped_and_the_living_stay() {
 }
 
 #[test]
+fn a_reservation_lapses_although_its_holder_lives() {
+    let host = Host::new();
+    host.book().reserve(share(1), alive(), Some(Duration::ZERO)).unwrap();
+    host.book().reserve(share(2), alive(), Some(Duration::from_secs(60))).unwrap();
+    assert_eq!(host.book().reap().unwrap(), 1);
+    assert_eq!(host.names(), [token(2).to_string()]);
+}
+
+#[test]
 fn another_boots_ledger_is_empty_and_a_damaged_one_is_an_error() {
     let host = Host::new();
-    host.book().reserve(share(1), alive()).unwrap();
+    host.book().reserve(share(1), alive(), None).unwrap();
     let text = fs::read_to_string(&host.ledger.file).unwrap();
     fs::write(&host.ledger.file, text.replace(&kernel::boot_id().unwrap(), "another")).unwrap();
     assert_eq!(host.names(), [""; 0]);
@@ -134,7 +143,7 @@ fn a_ledger_that_cannot_be_written_promises_nothing() {
     let host = Host::new();
     let mut book = host.book();
     fs::remove_dir_all(host.ledger.file.parent().unwrap()).unwrap();
-    assert!(book.reserve(share(1), alive()).is_err());
+    assert!(book.reserve(share(1), alive(), None).is_err());
 }
 
 #[derive(Clone, Debug)]
@@ -168,7 +177,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Reserve(n, lives) => {
-                    host.book().reserve(share(n), process(lives)).unwrap();
+                    host.book().reserve(share(n), process(lives), None).unwrap();
                     model.insert(n, Model::Reserved(lives));
                 }
                 Step::Attach(n, lives) => {

@@ -19,7 +19,9 @@ pub(super) enum Given {
 /// Device nodes in the spec are what the container really has (CDI, `--device`); `NVIDIA_VISIBLE_DEVICES` is what the
 /// toolkit will still bring (k8s device plugin, `--gpus`, images).
 pub(super) fn read(document: &Document) -> Result<Given, Refusal> {
-    let minors: Vec<u32> = document.devices().filter_map(minor).collect();
+    // without root podman cannot make nodes and binds the host's
+    let bound = document.mounts().map(|mount| mount.destination);
+    let minors: Vec<u32> = document.devices().chain(bound).filter_map(minor).collect();
     if !minors.is_empty() {
         return Ok(Given::Nodes(minors));
     }

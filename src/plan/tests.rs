@@ -266,7 +266,7 @@ fn both_hooks_have_an_environment_of_their_own() {
                     "env": ["PATH=/bin"], "timeout": 10}])
         );
     }
-    assert_eq!(edited["annotations"]["oci-mps/share"], token(0).as_str());
+    assert_eq!(edited["annotations"]["oci-mps/.token"], token(0).as_str());
 }
 
 #[test]
@@ -356,6 +356,7 @@ fn several_amounts_find_their_gpus_hungriest_first() {
 #[case::by_variable(json!({"process": {"env": [format!("NVIDIA_VISIBLE_DEVICES={SECOND}")]}}), 1)]
 #[case::by_index(json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=1"]}}), 1)]
 #[case::by_node(json!({"process": {}, "linux": {"devices": [{"path": "/dev/nvidiactl"}, {"path": "/dev/nvidia1"}]}}), 1)]
+#[case::by_bound_node(json!({"process": {}, "mounts": [{"destination": "/dev/nvidia1", "type": "bind"}]}), 1)]
 #[case::nodes_are_what_counts(
     json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}, "linux": {"devices": [{"path": "/dev/nvidia1"}]}}), 1)]
 #[case::all(json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}}), 0)]

@@ -52,21 +52,19 @@ impl Wanted {
         let sized = layers.iter().find(|layer| {
             [Field::Slices, Field::Memory, Field::Threads].into_iter().any(|field| layer.size.has(field))
         });
-        let (memory, threads) = match sized.and_then(|layer| layer.size.slices) {
-            Some(count) => {
+        let (memory, threads) =
+            if let Some(count) = sized.and_then(|layer| layer.size.slices) {
                 let of = config.policy.slices;
                 let threads = Percentage::of_parts(count.get(), of).ok_or_else(|| {
                     Refusal::TooManySlices { key: name(Field::Slices), asked: count.get(), slices: of.get() }
                 })?;
                 (Memory::Slices { count, of }, threads)
-            }
-            None => {
+            } else {
                 let memory = layers.iter().find_map(|layer| layer.size.memory.clone());
                 let memory = memory.ok_or_else(|| Refusal::NoMemory { key: asking_key(request) })?;
                 let threads = layers.iter().find_map(|layer| layer.size.threads);
                 (Memory::Amounts(memory), threads.unwrap_or(Percentage::WHOLE))
-            }
-        };
+            };
         let memory_field =
             if matches!(memory, Memory::Slices { .. }) { Field::Slices } else { Field::Memory };
         let pick = |field: Field| first(field).map(|layer| layer.size);

@@ -16,7 +16,7 @@ fn plain(annotations: &[(&str, &str)]) -> Size {
 #[test]
 fn who_does_not_ask_is_not_heard() {
     assert_eq!(read(&[]), Ok(None));
-    assert_eq!(read(&[("org.example/x", "1"), ("oci-mpsx/memory", "1"), (TOKEN_ANNOTATION, "x")]), Ok(None));
+    assert_eq!(read(&[("org.example/x", "1"), ("oci-mpsx/memory", "1"), ("x/oci-mps", "1")]), Ok(None));
     assert_eq!(read(&[("nvidia.com/gpu.product", "H200"), ("cdi.k8s.io/x", "nvidia.com/gpu=0")]), Ok(None));
 }
 
@@ -75,6 +75,14 @@ fn other_systems_words_mean_the_same(
     "nvidia.com/gpumem and aliyun.com/gpu-mem both say the memory"
 )]
 #[case(
+    &[(TOKEN_ANNOTATION, "0123456789abcdef0123456789abcdef")],
+    "oci-mps/.token is written by oci-mps and asks for nothing"
+)]
+#[case(&[("oci-mps/share", "25%")], "unknown annotation oci-mps/share; the nearest one is oci-mps/")]
+#[case(&[("oci-mps.memory", "8GiB")], "unknown annotation oci-mps.memory; the nearest one is oci-mps/memory")]
+#[case(&[("OCI-MPS/threads", "8")], "unknown annotation OCI-MPS/threads; the nearest one is oci-mps/threads")]
+#[case(&[("oci-mps", "8")], "unknown annotation oci-mps;")]
+#[case(
     &[("oci-mps/slices", "1"), ("oci-mps/threads", "1")],
     "oci-mps/slices already says memory and threads; leave out oci-mps/threads"
 )]
@@ -86,7 +94,7 @@ fn what_is_not_clear_is_refused_by_name(#[case] annotations: &[(&str, &str)], #[
 
 /// What containerd's CRI plugin and CRI-O write beside a pod's own annotations.
 const CONTAINERD: [&str; 2] = ["io.kubernetes.cri.container-type", "io.kubernetes.cri.container-name"];
-const CRIO: [&str; 2] = ["io.kubernetes.cri-o.ContainerType", "io.kubernetes.cri-o.ContainerName"];
+const CRIO: [&str; 2] = ["io.kubernetes.cri-o.ContainerType", "io.kubernetes.container.name"];
 
 fn in_pod<'a>(cri: [&'a str; 2], container: &'a str, keys: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     [&[(cri[0], "container"), (cri[1], container)], keys].concat()

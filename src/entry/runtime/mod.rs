@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use serde::Deserialize;
+use toml::de::DeTable;
 
 use self::args::{Bundle, Call};
 use super::programs::{self, ProgramError};
@@ -102,7 +103,9 @@ fn configured(path: &Path) -> Runtime {
         runtime: Runtime,
     }
     let text = file::read(path).ok().and_then(|bytes| String::from_utf8(bytes).ok()).unwrap_or_default();
-    toml::from_str::<OnlyRuntime>(&text).unwrap_or_default().runtime
+    // what is broken elsewhere in the file must not move containers to another runtime
+    let (table, _) = DeTable::parse_recoverable(&text);
+    OnlyRuntime::deserialize(toml::Deserializer::from(table)).unwrap_or_default().runtime
 }
 
 /// `PATH` as it was before our shim put its directory in front, so that a runtime which looks for another one
@@ -123,10 +126,10 @@ fn edit(bundle: &Bundle, layout: &Layout) -> Result<(), RuntimeError> {
     }
     let setting = Setting {
         layout: layout.clone(),
-        program: programs::oci_mps()?,
-        hooks: programs::hooks()?,
+        programs: programs::all().map_err(|error| error.to_string()),
         // this process, which exec leaves the same
         holder: Process::this().map_err(RuntimeError::Holder)?,
+        lapses_after: None,
     };
     inject::inject(&original, &setting, |edited| write(&bundle.spec, &original, edited))?;
     Ok(())
