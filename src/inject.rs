@@ -12,7 +12,7 @@ use crate::daemon::{Daemon, DaemonError};
 use crate::gpu::Inventory;
 use crate::inventory::{self, InventoryError};
 use crate::kernel::{self, Process};
-use crate::layout::{Layout, TOKEN_ANNOTATION, env};
+use crate::layout::{Layout, SYSTEM_PATH, TOKEN_ANNOTATION, env};
 use crate::ledger::{Book, Ledger, LedgerError, Record};
 use crate::plan::{Facts, Plan, Refusal, Site, plan};
 use crate::request::{Request, RequestError};
@@ -267,7 +267,7 @@ fn site(setting: &Setting, programs: &Programs) -> Site {
         client_dir: setting.layout.client(),
         hook_program: programs.hooks.clone(),
         hook_env: vec![
-            "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned(),
+            format!("PATH={SYSTEM_PATH}"),
             variable(env::STATE_DIR, setting.layout.state()),
             variable(env::CONFIG, setting.layout.config()),
         ],

@@ -44,6 +44,9 @@ pub mod env {
 /// would think of it.
 pub const TOKEN_ANNOTATION: &str = "oci-mps/.token";
 
+/// Where programs are when nobody says where: engines start us with whatever `PATH` they have, or none.
+pub const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
 /// Everything a container asks for begins so.
 pub const ANNOTATION_PREFIX: &str = "oci-mps/";
 

@@ -20,7 +20,7 @@ pub use command::{Command, MemoryLimit, Ordinal, Pid};
 pub use reply::{Client, DeviceClients, ServerStatus, ShownMemory, ShownPercentage};
 
 use crate::file::Lock;
-use crate::layout::{Layout, env};
+use crate::layout::{Layout, SYSTEM_PATH, env};
 use crate::quantity::{MemoryQuantity, Percentage};
 use crate::size::Priority;
 use reply::Refusal;
@@ -28,9 +28,6 @@ use transport::{Output, RunError};
 
 /// How long one command may take, the wait for its turn included. The daemon answers within a few milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(3);
-
-/// Where a program of ours, and what it starts, looks for others.
-pub(crate) const FIXED_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Follows every command: its answer is a number on any daemon, so an answer that does not end with it is not whole.
 const LAST_QUESTION: Command = Command::GetDefaultActiveThreadPercentage;
@@ -474,7 +471,7 @@ impl Control {
             .env_clear()
             .env(env::PIPE_DIRECTORY, &self.pipe)
             .env(env::LOG_DIRECTORY, &self.logs)
-            .env("PATH", FIXED_PATH);
+            .env("PATH", SYSTEM_PATH);
         program
     }
 

@@ -19,8 +19,7 @@ use nix::unistd::{Uid, setsid};
 
 use super::cgroup;
 use super::program::Host;
-use crate::control::FIXED_PATH;
-use crate::layout::{Layout, Owner, env};
+use crate::layout::{Layout, Owner, SYSTEM_PATH, env};
 
 /// Each client takes several descriptors of the server, which has the daemon's limit; 1024 end before 48 clients do.
 const DESCRIPTORS: u64 = 16_384;
@@ -64,7 +63,7 @@ impl Launch<'_> {
     fn environment(&self) -> [(&'static str, OsString); 4] {
         let mut path = self.program.parent().unwrap_or(Path::new("/")).as_os_str().to_owned();
         path.push(":");
-        path.push(FIXED_PATH);
+        path.push(SYSTEM_PATH);
         [
             (env::PIPE_DIRECTORY, self.layout.pipe().into()),
             (env::LOG_DIRECTORY, self.layout.logs().into()),
@@ -89,7 +88,7 @@ impl Launch<'_> {
             return None;
         }
         let mut command = Command::new(host.find(Path::new("systemd-run"))?);
-        command.env_clear().env("PATH", FIXED_PATH).current_dir("/");
+        command.env_clear().env("PATH", SYSTEM_PATH).current_dir("/");
         if let Owner::User(uid) = host.owner {
             // user 0 of a user namespace is not whom the user's manager takes commands from
             let runtime = PathBuf::from(format!("/run/user/{uid}"));

@@ -11,12 +11,10 @@ use nix::unistd::{AccessFlags, access};
 
 use crate::inject::Programs;
 use crate::kernel::{self, Process};
+use crate::layout::SYSTEM_PATH;
 
 /// This very program, whatever it was called by.
 const SELF: &str = "/proc/self/exe";
-
-/// Where programs are when nobody says where: engines start us with whatever `PATH` they have, or none.
-pub const SYSTEM_DIRECTORIES: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A program of oci-mps that is not where it belongs.
 #[derive(Debug, thiserror::Error)]
@@ -63,13 +61,13 @@ pub fn this() -> Result<PathBuf, ProgramError> {
 }
 
 /// Finds a program other than this one: a path (anything with a `/`) as it is, a name in `first`, in `PATH` and in the
-/// [`SYSTEM_DIRECTORIES`].
+/// [`SYSTEM_PATH`].
 pub fn find(wanted: &Path, first: Option<&Path>, search: Option<&OsStr>) -> Option<PathBuf> {
     let usable = |path: &PathBuf| is_program(path) && !kernel::same_file(path, Path::new(SELF));
     if wanted.as_os_str().as_encoded_bytes().contains(&b'/') {
         return Some(wanted.to_owned()).filter(usable);
     }
-    let listed = search.into_iter().chain([OsStr::new(SYSTEM_DIRECTORIES)]).flat_map(env::split_paths);
+    let listed = search.into_iter().chain([OsStr::new(SYSTEM_PATH)]).flat_map(env::split_paths);
     first
         .map(Path::to_owned)
         .into_iter()

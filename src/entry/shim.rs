@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use super::programs::{self, ProgramError};
 use super::report;
 use crate::kernel;
-use crate::layout::Layout;
+use crate::layout::{Layout, SYSTEM_PATH};
 
 /// The shim that does the work.
 const REAL: &str = "containerd-shim-runc-v2";
@@ -52,7 +52,7 @@ fn replace(layout: &Layout, arguments: &[OsString]) -> ShimError {
     if programs::came_back(GUARD) {
         return ShimError::Loop;
     }
-    let search = env::var_os("PATH").unwrap_or_else(|| programs::SYSTEM_DIRECTORIES.into());
+    let search = env::var_os("PATH").unwrap_or_else(|| SYSTEM_PATH.into());
     let Some(program) = real(&search) else {
         return ShimError::NoShim { search: search.to_string_lossy().into_owned() };
     };

@@ -23,7 +23,7 @@ use crate::config::Runtime;
 use crate::file;
 use crate::inject::{self, Refused, Setting};
 use crate::kernel::{self, Process};
-use crate::layout::Layout;
+use crate::layout::{Layout, SYSTEM_PATH};
 
 /// Tells a runtime that became itself.
 const GUARD: &str = "OCI_MPS_RUNTIME_PID";
@@ -33,7 +33,7 @@ enum RuntimeError {
     #[error(
         "no OCI runtime is there: looked for {names} in PATH and {}; install one, or name it as `path` under [runtime] \
          in {}",
-        programs::SYSTEM_DIRECTORIES,
+        SYSTEM_PATH,
         config.display()
     )]
     NoRuntime { names: String, config: PathBuf },
