@@ -146,7 +146,8 @@ fn nobody_there(instance: Instance) -> Result<(), Failed> {
 
 fn others_turn(instance: Instance) -> Result<(), Failed> {
     instance.daemon().start()?;
-    let held = Lock::acquire(&instance.layout.command_lock(), Duration::ZERO)?;
+    // a child that another case starts at this moment holds a copy until it has become its program
+    let held = Lock::acquire(&instance.layout.command_lock(), Duration::from_secs(1))?;
     let control = instance.control().with_patience(Duration::from_millis(200));
     let error = within(1.0, || control.answers().unwrap_err())?;
     check(matches!(error, ControlError::Busy { .. }), error)?;

@@ -183,7 +183,7 @@ fn checked(instance: Instance) -> Result<(), Failed> {
 fn service(mut instance: Instance) -> Result<(), Failed> {
     instance.config.start = Start::Service;
     let error = instance.daemon().ready().unwrap_err();
-    check(error.to_string().contains("systemctl start oci-mps") && instance.daemons().is_empty(), error)?;
+    check(error.to_string().contains("oci-mps up") && instance.daemons().is_empty(), error)?;
     check(instance.daemon().start()? == Ready::Started, "the service starts it")?;
     check(instance.daemon().ready()? == Ready::Already, "and then it is ready")
 }
@@ -249,7 +249,7 @@ fn too_slow(instance: Instance) -> Result<(), Failed> {
 
 fn start_locked(instance: Instance) -> Result<(), Failed> {
     fs::create_dir_all(instance.layout.state())?;
-    let _held = Lock::acquire(&instance.layout.start_lock(), Duration::ZERO)?;
+    let _held = Lock::acquire(&instance.layout.start_lock(), Duration::from_secs(1))?;
     let error = within(FIVE_SECONDS, || instance.daemon().ready())?.expect_err("held");
     check(matches!(error, DaemonError::StartLocked { .. }), error)
 }

@@ -111,7 +111,7 @@ fn no_control_program(session: &mut Session) {
 
 fn no_service(session: &mut Session) {
     session.host.configure(&Settings { service: true, ..Settings::default() });
-    assert_refused(session, &quarter(), "the MPS control daemon does not run", "systemctl start oci-mps");
+    assert_refused(session, &quarter(), "the MPS control daemon does not run", "oci-mps up");
     assert!(session.host.daemon().is_none(), "it is not ours to start");
 }
 
