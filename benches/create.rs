@@ -2,7 +2,8 @@
 //!
 //!     install/build && cargo bench --bench create -- [--runs N] [--raw FILE]
 //!
-//! The program measured is the one that is shipped, target/dist/oci-mps-runtime, where it was built; else cargo's own.
+//! The program measured is `OCI_MPS_RUNTIME`, else the one that is shipped, target/dist/oci-mps-runtime, where it was
+//! built; else cargo's own.
 //! Each round creates one container of each kind, in turn, and deletes it outside of the measurement. Counted is the
 //! whole process with all that it waited for: the control program and the hook too. Needs root, runc, busybox and an
 //! MPS control program (`MPS_CONTROL`, else what `tests/engines/prepare` unpacked, else the installed one).
@@ -47,7 +48,9 @@ fn main() -> Result<()> {
             other => return Err(format!("unknown argument {other}").into()),
         }
     }
-    let runtime = if Path::new(SHIPPED).exists() { SHIPPED } else { env!("CARGO_BIN_EXE_oci-mps-runtime") };
+    let named = std::env::var("OCI_MPS_RUNTIME").ok();
+    let built = if Path::new(SHIPPED).exists() { SHIPPED } else { env!("CARGO_BIN_EXE_oci-mps-runtime") };
+    let runtime = named.as_deref().unwrap_or(built);
     println!("measuring {runtime}");
     let kinds = [
         Kind { name: "runc", runtime: "runc", annotations: json!({}) },
