@@ -50,6 +50,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "share",
             "config",
             "inventory",
+            "control",
             "ledger",
             "daemon",
             "inject",

@@ -3,6 +3,7 @@
 mod explain;
 mod gpus;
 mod shares;
+mod status;
 mod table;
 mod up;
 
@@ -48,6 +49,12 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Say how the MPS control daemon is, and what it serves
+    Status {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Start the MPS control daemon, before the first container would
     Up,
     /// End the MPS control daemon
@@ -73,6 +80,7 @@ pub fn main() -> ExitCode {
         Command::Explain { path, json } => explain::run(&path, json),
         Command::Gpus { json } => gpus::run(json),
         Command::Shares { json } => shares::run(json),
+        Command::Status { json } => status::run(json),
         Command::Up => up::up(),
         Command::Down { wait, force } => up::down(Duration::from_secs(wait), force),
         Command::Hook { stage } => {
