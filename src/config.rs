@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
 use crate::file;
+use crate::gpu::{Gpu, Selector};
 use crate::quantity::MemoryQuantity;
 use crate::size::{Field, Ipc, Size};
 
@@ -22,6 +23,8 @@ pub struct HostConfig {
     pub daemon: Daemon,
     /// Where the GPUs are known from.
     pub inventory: Source,
+    /// Which of them are ours.
+    pub gpus: Gpus,
     /// What containers look like.
     pub container: Container,
     /// What a container's annotations leave out.
@@ -118,6 +121,23 @@ pub enum Inject {
     None,
 }
 
+/// `[gpus]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Gpus {
+    /// Those that are shared, by index, UUID or the beginning of one; the others are set apart and no container gets
+    /// them from here. Where nothing is said, all.
+    #[serde(deserialize_with = "selectors")]
+    pub managed: Option<Vec<Selector>>,
+}
+
+impl Gpus {
+    /// Whether this GPU is shared.
+    pub fn manages(&self, gpu: &Gpu) -> bool {
+        self.managed.as_ref().is_none_or(|managed| managed.iter().any(|selector| selector.matches(gpu)))
+    }
+}
+
 /// `[policy]`
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -136,6 +156,38 @@ pub struct Policy {
     pub only_profiles: bool,
     /// Which of the GPUs with room is taken.
     pub placement: Placement,
+    /// What is different on certain GPUs: `[policy.gpu.0]`, `[policy.gpu.GPU-1a2b]`.
+    #[serde(deserialize_with = "gpu_policies")]
+    pub gpu: Vec<(Selector, GpuPolicy)>,
+}
+
+/// `[policy.gpu.…]`: what is not said there is as `[policy]` says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GpuPolicy {
+    /// See [`Policy::memory_overcommit`].
+    #[serde(deserialize_with = "some_factor")]
+    pub memory_overcommit: Option<f64>,
+    /// See [`Policy::threads_overcommit`].
+    pub threads_overcommit: Option<bool>,
+    /// See [`Policy::slices`].
+    pub slices: Option<NonZeroU32>,
+    /// See [`Policy::reserve`].
+    #[serde(deserialize_with = "some_memory")]
+    pub reserve: Option<MemoryQuantity>,
+}
+
+/// What counts on one GPU.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Terms {
+    /// See [`Policy::memory_overcommit`].
+    pub memory_overcommit: f64,
+    /// See [`Policy::threads_overcommit`].
+    pub threads_overcommit: bool,
+    /// See [`Policy::slices`].
+    pub slices: NonZeroU32,
+    /// See [`Policy::reserve`].
+    pub reserve: MemoryQuantity,
 }
 
 /// Which of the GPUs with room is taken.
@@ -244,6 +296,7 @@ impl Default for Policy {
             reserve: MemoryQuantity::from_mib(512),
             only_profiles: false,
             placement: Placement::Pack,
+            gpu: Vec::new(),
         }
     }
 }
@@ -279,12 +332,7 @@ fn parse_size<E: serde::de::Error>(values: BTreeMap<String, Value>) -> Result<Si
             let known = Field::ALL.map(Field::name).join(", ");
             E::custom(format!("unknown field `{name}`, expected one of {known}"))
         })?;
-        let text = match value {
-            Value::Text(text) => text,
-            Value::Integer(number) => number.to_string(),
-            Value::Decimal(number) => number.to_string(),
-        };
-        size.set(field, &text).map_err(|error| E::custom(format!("{name}: {error}")))?;
+        size.set(field, &value.text()).map_err(|error| E::custom(format!("{name}: {error}")))?;
     }
     Ok(size)
 }
@@ -348,12 +396,81 @@ fn factor<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     }
 }
 
+fn selectors<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Selector>>, D::Error> {
+    let names = Vec::<Value>::deserialize(deserializer)?;
+    names.iter().map(|name| name.text().parse().map_err(D::Error::custom)).collect::<Result<_, _>>().map(Some)
+}
+
+fn gpu_policies<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(Selector, GpuPolicy)>, D::Error> {
+    let policies = BTreeMap::<String, GpuPolicy>::deserialize(deserializer)?;
+    let named = |(name, policy): (String, GpuPolicy)| Ok((name.parse().map_err(D::Error::custom)?, policy));
+    let policies: Vec<(Selector, GpuPolicy)> = policies.into_iter().map(named).collect::<Result<_, _>>()?;
+    Ok(policies)
+}
+
+fn some_factor<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    factor(deserializer).map(Some)
+}
+
+fn some_memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<MemoryQuantity>, D::Error> {
+    memory(deserializer).map(Some)
+}
+
+impl Value {
+    fn text(&self) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Integer(number) => number.to_string(),
+            Self::Decimal(number) => number.to_string(),
+        }
+    }
+}
+
 impl Policy {
-    /// How much of a GPU may be promised.
+    /// What counts on that GPU. Where its index and its UUID both have a word, the UUID's comes first, and of two
+    /// beginnings of it the longer one.
+    pub fn on(&self, gpu: &Gpu) -> Terms {
+        let mut own: Vec<&(Selector, GpuPolicy)> =
+            self.gpu.iter().filter(|(selector, _)| selector.matches(gpu)).collect();
+        own.sort_by_key(|(selector, _)| match selector {
+            Selector::Uuid(beginning) => std::cmp::Reverse(beginning.len()),
+            Selector::Index(_) => std::cmp::Reverse(0),
+        });
+        Terms {
+            memory_overcommit: first(&own, |policy| policy.memory_overcommit, self.memory_overcommit),
+            threads_overcommit: first(&own, |policy| policy.threads_overcommit, self.threads_overcommit),
+            slices: first(&own, |policy| policy.slices, self.slices),
+            reserve: first(&own, |policy| policy.reserve, self.reserve),
+        }
+    }
+}
+
+/// The first of the GPU's own policies that says it, else what is said in general.
+fn first<T>(own: &[&(Selector, GpuPolicy)], of: impl Fn(&GpuPolicy) -> Option<T>, general: T) -> T {
+    own.iter().find_map(|(_, policy)| of(policy)).unwrap_or(general)
+}
+
+impl Terms {
+    /// How much of a GPU may be promised in amounts: what the reserve leaves, times the factor.
     pub fn shareable(&self, memory: MemoryQuantity) -> MemoryQuantity {
-        let free = memory.minus(self.reserve);
+        self.overcommitted(memory.minus(self.reserve))
+    }
+
+    /// How much of a GPU may be promised when the next one to come asks for slices: all of it, times the factor.
+    ///
+    /// A slice is the GPU's memory over their number (Cloudpods' `virtual_number`; 5,760 MiB of a P40's 23,040 with
+    /// four), so with a reserve beside them the last slice would never fit and three would be all there is. The
+    /// reserve is kept from *amounts*, where nobody has said how the card is divided. Who divides it into slices has
+    /// said so, down to the last MiB; what the server itself takes (66 MiB on an H200) then comes out of what the
+    /// slices do not use, as a context comes out of its own client's limit. Slices and amounts on one card add up:
+    /// with the factor 1, never to more than the card, and an amount never reaches into the reserve.
+    pub fn sliceable(&self, memory: MemoryQuantity) -> MemoryQuantity {
+        self.overcommitted(memory)
+    }
+
+    fn overcommitted(&self, memory: MemoryQuantity) -> MemoryQuantity {
         if self.memory_overcommit <= 1.0 {
-            return free;
+            return memory;
         }
         // in thousandths, so that the product is exact and rounds down
         #[expect(
@@ -362,7 +479,7 @@ impl Policy {
             reason = "1.0 to 100.0, checked when read"
         )]
         let thousandths = (self.memory_overcommit * 1000.0) as u64;
-        MemoryQuantity::from_mib(free.mib().saturating_mul(thousandths) / 1000)
+        MemoryQuantity::from_mib(memory.mib().saturating_mul(thousandths) / 1000)
     }
 }
 
@@ -410,6 +527,12 @@ mod tests {
     #[case("[policy]\nmemory_overcommit = 0.5", "line 2", "between 1.0 and 100.0")]
     #[case("[runtime]\npath = []", "line 2", "at least one")]
     #[case("[policy]\nslices = 0", "line 2", "nonzero")]
+    #[case("[gpus]\nmanaged = [\"banana\"]", "line 2", "names no GPU")]
+    #[case("[gpus]\nmanged = []", "line 2", "manged")]
+    #[case("[policy]\n[policy.gpu.0]\nslizes = 2", "line 3", "slizes")]
+    #[case("[policy.gpu.0]\nslices = 0", "line 2", "nonzero")]
+    #[case("[policy.gpu.0]\nplacement = \"pack\"", "line 2", "placement")]
+    #[case("[policy.gpu.zero]\nslices = 2", "line 1", "\"zero\" names no GPU")]
     #[case("not toml", "line 1", "")]
     fn what_is_not_understood_is_named_with_its_line(
         #[case] text: &str,
@@ -430,8 +553,44 @@ mod tests {
     #[test]
     fn the_reserve_is_kept_and_overcommit_counts_what_is_left() {
         let card = MemoryQuantity::from_mib(10_512);
-        let policy = Policy::default();
-        assert_eq!(policy.shareable(card).mib(), 10_000);
-        assert_eq!(Policy { memory_overcommit: 1.5, ..policy }.shareable(card).mib(), 15_000);
+        let terms = Policy::default().on(&gpu(0));
+        assert_eq!(terms.shareable(card).mib(), 10_000);
+        assert_eq!(terms.sliceable(card).mib(), 10_512, "slices are of the whole card");
+        assert_eq!(Terms { memory_overcommit: 1.5, ..terms }.shareable(card).mib(), 15_000);
+    }
+
+    fn gpu(index: u32) -> Gpu {
+        toml::from_str(&format!(
+            "index = {index}\nuuid = \"GPU-{index}0000000-1111-2222-3333-444444444444\"\nname = \"L4\"\n\
+             memory_mib = 23034\ncompute_capability = \"8.9\"\nsms = 58"
+        ))
+        .unwrap()
+    }
+
+    #[test]
+    fn gpus_can_be_set_apart_by_index_uuid_or_its_beginning() {
+        let managed = |text: &str| {
+            let config = HostConfig::parse(text).unwrap();
+            (0..3).filter(|index| config.gpus.manages(&gpu(*index))).collect::<Vec<u32>>()
+        };
+        assert_eq!(managed(""), [0, 1, 2]);
+        assert_eq!(managed("[gpus]\nmanaged = [\"0\", \"GPU-2000\"]"), [0, 2]);
+        assert_eq!(managed("[gpus]\nmanaged = [1]"), [1], "an index needs no quotes");
+        assert_eq!(managed("[gpus]\nmanaged = []"), [0; 0]);
+    }
+
+    #[test]
+    fn a_gpus_own_policy_comes_before_the_hosts() {
+        let config = HostConfig::parse(
+            "[policy]\nslices = 4\nreserve = \"1GiB\"\n[policy.gpu.0]\nslices = 2\n\
+             [policy.gpu.GPU-00000000]\nthreads_overcommit = false\n[policy.gpu.GPU-0]\nthreads_overcommit = true\n\
+             [policy.gpu.1]\nmemory_overcommit = 2.0\nreserve = \"0\"",
+        )
+        .unwrap();
+        let (first, second, third) =
+            (config.policy.on(&gpu(0)), config.policy.on(&gpu(1)), config.policy.on(&gpu(2)));
+        assert_eq!((first.slices.get(), first.threads_overcommit, first.reserve.mib()), (2, false, 1024));
+        assert_eq!((second.slices.get(), second.shareable(gpu(1).memory).mib()), (4, 46_068));
+        assert_eq!((third.slices.get(), third.threads_overcommit), (4, true));
     }
 }

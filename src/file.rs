@@ -2,10 +2,11 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::Path;
+use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Larger than any spec or inventory, small enough never to hurt the host.
 pub const LARGEST: u64 = 16 << 20;
@@ -57,6 +58,18 @@ pub fn replace_for_this_boot(path: &Path, bytes: &[u8]) -> io::Result<()> {
     put_whole(path, bytes, false)
 }
 
+/// Like [`replace_for_this_boot`], for a file that is written under a lock: what a killed writer leaves lies at `next`,
+/// where the next writer takes its place, and never adds up.
+///
+/// # Errors
+/// The file system's own. The old file is then whole.
+pub fn replace_by(path: &Path, next: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut whole = File::options().write(true).create(true).truncate(true).mode(0o644).open(next)?;
+    whole.write_all(bytes).and_then(|()| fs::rename(next, path)).inspect_err(|_| {
+        let _ = fs::remove_file(next);
+    })
+}
+
 fn put_whole(path: &Path, bytes: &[u8], durably: bool) -> io::Result<()> {
     let target = match fs::canonicalize(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
@@ -96,24 +109,23 @@ impl Lock {
     /// # Errors
     /// The file system's own, and [`io::ErrorKind::TimedOut`] where somebody else holds it for too long.
     pub fn acquire(path: &Path, patience: Duration) -> io::Result<Self> {
-        // Polled, since no lock call of the kernel takes a deadline. Holders are done within a millisecond, so the
-        // first looks come quickly.
-        const FIRST_PAUSE: Duration = Duration::from_micros(200);
-        const LONGEST_PAUSE: Duration = Duration::from_millis(5);
         let file = File::options().create(true).truncate(false).write(true).open(path)?;
-        let deadline = Instant::now() + patience;
-        let mut pause = FIRST_PAUSE;
-        loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(Self(file)),
-                Err(TryLockError::Error(error)) => return Err(error),
-                Err(TryLockError::WouldBlock) if Instant::now() >= deadline => {
-                    return Err(io::Error::new(io::ErrorKind::TimedOut, format!("held for {patience:?}")));
-                }
-                Err(TryLockError::WouldBlock) => thread::sleep(pause),
-            }
-            pause = (pause * 2).min(LONGEST_PAUSE);
+        match file.try_lock() {
+            Ok(()) => return Ok(Self(file)),
+            Err(TryLockError::Error(error)) => return Err(error),
+            Err(TryLockError::WouldBlock) => {}
         }
+        // No lock call of the kernel takes a deadline, so a thread waits in it. Looking again and again would do too,
+        // but the kernel lets waiters in by turns, and hundreds of containers at once need that: who only looks may
+        // find the lock held each time, for seconds. A thread that is given up gets the lock one day and drops it.
+        let (sender, receiver) = mpsc::channel();
+        thread::Builder::new().spawn(move || sender.send(file.lock().map(|()| file)))?;
+        receiver
+            .recv_timeout(patience)
+            .unwrap_or_else(|_| {
+                Err(io::Error::new(io::ErrorKind::TimedOut, format!("held for {patience:?}")))
+            })
+            .map(Self)
     }
 }
 

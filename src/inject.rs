@@ -30,6 +30,8 @@ pub struct Setting {
     pub holder: Process,
     /// When the share is free again although that process lives on, as an engine's service does.
     pub lapses_after: Option<Duration>,
+    /// The file that the container is made from, where it is one: without it there will be no container either.
+    pub spec: Option<PathBuf>,
 }
 
 /// Programs of oci-mps, by their absolute paths.
@@ -142,16 +144,16 @@ pub fn inject(
     daemon.ready()?;
 
     let mut book = ledger.open()?;
-    let mut token = ground.token(|token| book.find(token))?;
+    let mut token = ground.token(|token| Ok(book.find(token)?))?;
     let mut plan = ground.decide(&inventory, &site, &token, &mut book)?;
-    if book.find(&token).is_some_and(|record| record.is_live() && record.share != plan.share) {
+    if book.find(&token)?.is_some_and(|record| record.is_live() && record.share != plan.share) {
         // a token that was copied from somebody who asked for something else
         token = new_token()?;
         plan = ground.decide(&inventory, &site, &token, &mut book)?;
     }
     ground.document.apply(&plan.edits)?;
     let edited = ground.document.to_bytes();
-    book.reserve(plan.share, setting.holder, setting.lapses_after)?;
+    book.reserve(plan.share, setting.holder, setting.lapses_after, setting.spec.clone())?;
     if edited == original {
         return Ok(Outcome::Unchanged);
     }
@@ -203,10 +205,10 @@ impl Ground {
 
     /// The token that the document carries; a new one where it carries none, or that of a container that runs: then
     /// the document is a copy.
-    fn token<'a>(&self, find: impl FnOnce(&Token) -> Option<&'a Record>) -> Result<Token, Refused> {
+    fn token(&self, find: impl FnOnce(&Token) -> Result<Option<Record>, Refused>) -> Result<Token, Refused> {
         if let Some(token) = self.document.annotation(TOKEN_ANNOTATION) {
             let token = Token::try_from(token.to_owned())?;
-            let is_anothers = find(&token).is_some_and(Record::is_a_running_containers);
+            let is_anothers = find(&token)?.is_some_and(|record| record.is_a_running_containers());
             if !is_anothers {
                 return Ok(token);
             }
@@ -222,23 +224,27 @@ impl Ground {
         token: &Token,
         book: &mut Book,
     ) -> Result<Plan, Refused> {
-        let decide = |book: &Book| {
-            let held = book.find(token).map(|record| &record.share);
-            self.plan(inventory, site, token, &book.others(token), held)
+        let decide = |book: &Book| -> Result<Result<Plan, Refusal>, LedgerError> {
+            let held = book.find(token)?.map(|record| record.share);
+            Ok(self.plan(inventory, site, token, &book.others(token), held.as_ref()))
         };
-        match decide(book) {
-            Err(Refusal::NoRoom { .. }) if book.reap()? > 0 => Ok(decide(book)?),
-            other => Ok(other?),
+        let mut decided = decide(book)?;
+        if matches!(decided, Err(Refusal::NoRoom { .. })) && book.reap()? > 0 {
+            decided = decide(book)?;
         }
+        decided.map_err(|refusal| named(refusal, |token| Some(book.find(token).ok()??.holder_name())).into())
     }
 
     /// Decides from a look at the ledger.
     fn preview(&self, inventory: &Inventory, site: &Site, ledger: &Ledger) -> Result<Plan, Refused> {
         let records: Vec<Record> = ledger.records()?.into_iter().filter(Record::is_live).collect();
-        let token = self.token(|token| records.iter().find(|record| record.share.token == *token))?;
-        let (held, others): (Vec<Share>, Vec<Share>) =
-            records.into_iter().map(|record| record.share).partition(|share| share.token == token);
-        Ok(self.plan(inventory, site, &token, &others, held.first())?)
+        let find = |token: &Token| records.iter().find(|record| record.share.token == *token);
+        let token = self.token(|token| Ok(find(token).cloned()))?;
+        let held = find(&token).map(|record| &record.share);
+        let others: Vec<&Share> =
+            records.iter().map(|record| &record.share).filter(|share| share.token != token).collect();
+        self.plan(inventory, site, &token, &others, held)
+            .map_err(|refusal| named(refusal, |token| Some(find(token)?.holder_name())).into())
     }
 
     fn plan(
@@ -246,7 +252,7 @@ impl Ground {
         inventory: &Inventory,
         site: &Site,
         token: &Token,
-        others: &[Share],
+        others: &[&Share],
         held: Option<&Share>,
     ) -> Result<Plan, Refusal> {
         plan(
@@ -259,6 +265,16 @@ impl Ground {
 
 fn new_token() -> Result<Token, Refused> {
     Ok(Token::try_from(kernel::random_token().map_err(Refused::Kernel)?)?)
+}
+
+/// The refusal with the names of those who have what is asked for.
+fn named(mut refusal: Refusal, name: impl Fn(&Token) -> Option<String>) -> Refusal {
+    if let Refusal::NoRoom { shortages, .. } = &mut refusal {
+        for holder in shortages.iter_mut().flat_map(|shortage| &mut shortage.holders) {
+            holder.name = name(&holder.token).unwrap_or_default();
+        }
+    }
+    refusal
 }
 
 fn site(setting: &Setting, programs: &Programs) -> Site {

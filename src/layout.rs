@@ -6,6 +6,7 @@
 //! ├── client/                   what containers see: a hard link to pipe/control and nothing else
 //! ├── gpus.json                 the inventory, as NVML gave it in this boot
 //! ├── shares.json               who was promised what
+//! ├── shares.next              the same while it is written, and after a writer was killed
 //! ├── shares.lock               held while shares.json is read, decided upon and written
 //! ├── answered.json            the daemon's connections when it last answered
 //! ├── start.lock                held while the daemon is started or the client directory renewed
@@ -130,6 +131,11 @@ impl Layout {
     /// The ledger.
     pub fn shares(&self) -> PathBuf {
         self.state.join("shares.json")
+    }
+
+    /// The ledger while it is written.
+    pub fn shares_next(&self) -> PathBuf {
+        self.state.join("shares.next")
     }
 
     /// Held while the ledger is read, decided upon and written.

@@ -34,6 +34,7 @@ pub mod kernel;
 pub mod gpu;
 pub mod size;
 pub mod share;
+pub mod origin;
 
 // what comes in
 pub mod config;

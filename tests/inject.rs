@@ -79,8 +79,9 @@ fn state(id: &str, pid: u32, spec: &Value) -> Value {
 fn records(instance: &Instance) -> Result<Vec<(String, u64)>, Failed> {
     let ledger: Value = serde_json::from_slice(&fs::read(instance.layout.shares())?)?;
     let record = |record: &Value| {
-        let memory = record["gpus"][0]["memory_mib"].as_u64().expect("an amount");
-        (record["token"].as_str().expect("a token").to_owned(), memory)
+        let share = &record["share"];
+        let memory = share["gpus"][0]["memory_mib"].as_u64().expect("an amount");
+        (share["token"].as_str().expect("a token").to_owned(), memory)
     };
     Ok(ledger["shares"].as_array().expect("a list").iter().map(record).collect())
 }

@@ -14,13 +14,14 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("gpu", &["quantity"]),
     ("size", &["quantity", "gpu"]),
     ("share", &["quantity", "gpu", "size"]),
-    ("config", &["quantity", "file", "size"]),
+    ("origin", &[]),
+    ("config", &["quantity", "file", "gpu", "size"]),
     ("request", &["layout", "size", "config"]),
     ("spec", &[]),
     ("plan", &["quantity", "layout", "gpu", "size", "share", "config", "request", "spec"]),
     ("inventory", &["quantity", "file", "layout", "kernel", "gpu", "config"]),
     ("control", &["quantity", "file", "layout", "gpu", "size"]),
-    ("ledger", &["file", "layout", "kernel", "share"]),
+    ("ledger", &["file", "layout", "kernel", "share", "origin"]),
     ("daemon", &["file", "layout", "kernel", "config", "control"]),
     (
         "inject",
@@ -38,7 +39,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "daemon",
         ],
     ),
-    ("entry", &["file", "layout", "kernel", "config", "share", "ledger", "daemon", "inject"]),
+    ("entry", &["file", "layout", "kernel", "config", "share", "origin", "ledger", "daemon", "inject"]),
     (
         "cli",
         &[
@@ -48,6 +49,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "kernel",
             "gpu",
             "share",
+            "origin",
             "config",
             "inventory",
             "control",

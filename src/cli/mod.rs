@@ -44,10 +44,17 @@ enum Command {
         json: bool,
     },
     /// List who was promised what
+    #[command(args_conflicts_with_subcommands = true)]
     Shares {
-        /// As JSON
+        #[command(subcommand)]
+        change: Option<SharesChange>,
+        /// As JSON (docs/shares.md)
         #[arg(long)]
         json: bool,
+        /// Again and again, every so many seconds
+        #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", require_equals = true,
+              value_parser = clap::value_parser!(u64).range(1..=86_400))]
+        watch: Option<u64>,
     },
     /// Say how the MPS control daemon is, and what it serves
     Status {
@@ -74,12 +81,23 @@ enum Command {
     },
 }
 
+#[derive(Debug, Subcommand)]
+enum SharesChange {
+    /// Give back a share that a container left behind; refused while the container runs
+    Release {
+        /// A container's id, the beginning of it, its name, or the token of the share
+        #[arg(value_name = "ID", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+        id: String,
+    },
+}
+
 /// Runs what was asked for and says how it ended: 0 done, 1 refused or failed, 2 not understood.
 pub fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Explain { path, json } => explain::run(&path, json),
         Command::Gpus { json } => gpus::run(json),
-        Command::Shares { json } => shares::run(json),
+        Command::Shares { change: Some(SharesChange::Release { id }), .. } => shares::release(&id),
+        Command::Shares { change: None, json, watch } => shares::run(json, watch.map(Duration::from_secs)),
         Command::Status { json } => status::run(json),
         Command::Up => up::up(),
         Command::Down { wait, force } => up::down(Duration::from_secs(wait), force),
@@ -108,5 +126,6 @@ fn setting() -> anyhow::Result<Setting> {
         programs: programs::all().map_err(|error| error.to_string()),
         holder: Process::this()?,
         lapses_after: None,
+        spec: None,
     })
 }

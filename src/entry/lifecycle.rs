@@ -1,6 +1,7 @@
 //! The hooks that the edit put into the spec: `createRuntime` ties the share to the container that now exists,
 //! `poststop` gives it back. Both get the container's state on standard input.
 
+use std::collections::HashMap;
 use std::fmt::Display;
 use std::io::{self, Read};
 use std::process::ExitCode;
@@ -14,6 +15,7 @@ use crate::file;
 use crate::kernel::{self, Process};
 use crate::layout::{Layout, TOKEN_ANNOTATION};
 use crate::ledger::{Container, Ledger};
+use crate::origin::Origin;
 use crate::share::Token;
 
 /// The last check before the container's own program runs. Its failure is the container's: better no container than
@@ -41,6 +43,7 @@ fn attach() -> Result<()> {
         bundle: state.bundle().clone(),
         process,
         cgroup: process.cgroup(),
+        origin: Origin::of(state.annotations().as_ref().unwrap_or(&HashMap::new()), state.bundle()),
     };
     Ok(Ledger::new(&layout).open()?.attach(&token, container)?)
 }

@@ -65,6 +65,7 @@ fn answer_to(original: &[u8], layout: &Layout, mut out: impl Write) -> Result<()
             holder: Process::parent().map_err(PrecreateError::Holder)?,
             // unless it is the service behind podman's API, which outlives everything
             lapses_after: Some(RESERVED_FOR),
+            spec: None,
         };
         if inject::inject(original, &setting, |edited| write_whole(&mut out, edited))? == Outcome::Edited {
             return Ok(());

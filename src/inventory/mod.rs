@@ -17,7 +17,7 @@ use crate::layout::Layout;
 
 pub use cache::Remembered;
 pub use file::StaticFile;
-pub use nvml::Driver;
+pub use nvml::{Driver, ProcessUse, use_by_process};
 
 /// Who knows the GPUs.
 pub trait Source {

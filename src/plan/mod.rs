@@ -4,17 +4,19 @@
 mod edits;
 mod given;
 mod place;
+mod room;
 mod wanted;
 
 use std::path::PathBuf;
 
 use crate::config::HostConfig;
 use crate::gpu::{Inventory, NameError, SelectError};
-use crate::quantity::MemoryQuantity;
+use crate::quantity::{MemoryQuantity, Percentage};
 use crate::request::Request;
 use crate::share::{GpuShare, Share, Token};
 use crate::spec::{Document, Edit, SpecError};
 
+pub use room::{Fit, Holder, Shortage, ShortageKind};
 use wanted::Wanted;
 
 /// Where the host keeps what a container is given, and how its hooks are called.
@@ -40,7 +42,7 @@ pub struct Facts<'a> {
     /// What there is.
     pub inventory: &'a Inventory,
     /// What was promised to other containers.
-    pub others: &'a [Share],
+    pub others: &'a [&'a Share],
     /// What this container was promised before, where its spec is seen a second time.
     pub held: Option<&'a Share>,
     /// The name that its share has or is to have.
@@ -90,12 +92,14 @@ pub enum Refusal {
         have: String,
     },
     /// More slices than the GPU is cut into.
-    #[error("{key} asks for {asked} slices, but a GPU is cut into {slices} here ([policy] slices)")]
+    #[error("{key} asks for {asked} slices, but {gpu} is cut into {slices} here ([policy] slices)")]
     TooManySlices {
         /// Who asks.
         key: String,
         /// For how many.
         asked: u32,
+        /// Of which GPU.
+        gpu: String,
         /// How many there are.
         slices: u32,
     },
@@ -139,6 +143,16 @@ pub enum Refusal {
         /// What there is.
         have: String,
     },
+    /// A GPU that the administrator keeps for something else.
+    #[error("{key} chooses {gpu}, which is set apart on this host ([gpus] managed); there is {have}")]
+    SetApart {
+        /// Who chooses it.
+        key: String,
+        /// The GPU.
+        gpu: String,
+        /// Those that are shared.
+        have: String,
+    },
     /// A GPU that is cut into MIG devices.
     #[error(
         "{gpu} is in MIG mode, which oci-mps cannot share yet; choose another with oci-mps/gpu, or turn MIG off"
@@ -170,10 +184,12 @@ pub enum Refusal {
         given: String,
     },
     /// No room.
-    #[error("{}", place::sentence(shortages))]
+    #[error("{}", room::sentence(shortages, fit.as_ref()))]
     NoRoom {
         /// One for each GPU that was looked at.
         shortages: Vec<Shortage>,
+        /// What the container could ask for instead, where there is such a thing.
+        fit: Option<Fit>,
     },
     /// Less than one CUDA context for each process.
     #[error(
@@ -231,43 +247,6 @@ pub enum Refusal {
     },
 }
 
-/// What one GPU lacks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shortage {
-    /// The GPU.
-    pub gpu: String,
-    /// What of it.
-    pub kind: ShortageKind,
-    /// Who asks.
-    pub key: String,
-}
-
-/// What a GPU can be short of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ShortageKind {
-    /// Device memory.
-    Memory {
-        /// What is left to share.
-        left: MemoryQuantity,
-        /// What is asked for.
-        asked: MemoryQuantity,
-    },
-    /// Threads, where their over-commitment is forbidden; in thousandths of a percent.
-    Threads {
-        /// What is left to share.
-        left: u64,
-        /// What is asked for.
-        asked: u64,
-    },
-    /// Client slots.
-    Clients {
-        /// What is left.
-        left: u32,
-        /// What is asked for.
-        asked: u32,
-    },
-}
-
 /// Decides.
 ///
 /// # Errors
@@ -276,13 +255,15 @@ pub fn plan(document: &Document, request: &Request, facts: Facts<'_>) -> Result<
     let wanted = Wanted::of(request, facts.config)?;
     let given = given::read(document)?;
     let placed = place::place(&wanted, &given, facts)?;
+    // MPS takes one ceiling for all GPUs of a process, so of GPUs that are cut differently the finest cut counts
+    let threads = placed.iter().map(|(_, ask)| ask.threads).min().unwrap_or(Percentage::WHOLE);
     let share = Share {
         token: facts.token.clone(),
         gpus: placed
             .iter()
-            .map(|(gpu, memory)| GpuShare { gpu: gpu.uuid.clone(), memory: *memory })
+            .map(|(gpu, ask)| GpuShare { gpu: gpu.uuid.clone(), memory: ask.memory })
             .collect(),
-        threads: wanted.threads,
+        threads,
         processes: wanted.processes,
         priority: wanted.priority,
     };

@@ -98,7 +98,7 @@ impl Case<'_> {
         let facts = Facts {
             config: &config,
             inventory: &self.inventory,
-            others: &self.others,
+            others: &self.others.iter().collect::<Vec<_>>(),
             held: None,
             token: &token(0),
             site: &site(),
@@ -484,7 +484,7 @@ fn a_spec_seen_a_second_time_stays_as_it_is() {
         let facts = Facts {
             config: &HostConfig::default(),
             inventory: &case.inventory,
-            others: &[share(9, SECOND, 8192, "25", 1)],
+            others: &[&share(9, SECOND, 8192, "25", 1)],
             held: Some(&first.share),
             token: &token(0),
             site: &site(),
@@ -533,5 +533,156 @@ proptest! {
         prop_assert!(memory.split(parts).times(slices) <= memory);
         let threads = Percentage::of_parts(1, parts).unwrap();
         prop_assert!(threads.thousandths() * slices <= Percentage::WHOLE.thousandths());
+    }
+}
+
+#[test]
+fn slices_of_a_card_all_fit_and_amounts_leave_the_reserve() {
+    let p40 = || Case { inventory: inventory(&[(P40, "Tesla P40", 23_040, "6.1", 30)]), ..Case::default() };
+    let mut sliced = p40();
+    for n in 1..=4 {
+        let share = sliced.plan(&[("oci-mps/slices", "1")]).unwrap().share;
+        assert_eq!((share.gpus[0].memory.mib(), share.threads), (5760, "25".parse().unwrap()));
+        sliced.others.push(Share { token: token(n), ..share });
+    }
+    let refused = sliced.plan(&[("oci-mps/slices", "1")]).unwrap_err();
+    assert!(refused.contains("has 0 MiB left to share, oci-mps/slices asks for 5,760 MiB"), "{refused}");
+    assert!(refused.contains("nothing of it fits before somebody ends"), "{refused}");
+    // beside slices, an amount gets what the reserve leaves
+    let mut mixed = p40();
+    mixed.others = sliced.others[..3].to_vec();
+    let refused = mixed.plan(&[("oci-mps/memory", "5760MiB"), ("oci-mps/threads", "25")]).unwrap_err();
+    assert!(refused.contains("has 5,248 MiB left"), "{refused}");
+    assert!(refused.contains("; 5,248 MiB would fit; see 'oci-mps shares'"), "{refused}");
+    assert_eq!(
+        mixed.placed(&[("oci-mps/memory", "5248MiB"), ("oci-mps/threads", "25")]).unwrap(),
+        [(0, 5248)]
+    );
+}
+
+#[test]
+fn gpus_that_are_set_apart_are_neither_chosen_nor_given() {
+    let mut case = Case { config: "[gpus]\nmanaged=['1']", ..Case::default() };
+    assert_eq!(case.placed(&QUARTER).unwrap(), [(1, 8192)]);
+    let refused = case.plan(&[&QUARTER[..], &[("oci-mps/gpu", "0")]].concat()).unwrap_err();
+    assert_eq!(
+        refused,
+        "oci-mps/gpu chooses GPU 0 (NVIDIA H200), which is set apart on this host ([gpus] managed); there is GPU 1 \
+         (NVIDIA H200)"
+    );
+    let refused = case.plan(&[&QUARTER[..], &[("oci-mps/gpu", "auto:2")]].concat()).unwrap_err();
+    assert!(refused.contains("asks for 2 GPUs, it can have GPU 1 (NVIDIA H200)"), "{refused}");
+    case.spec["process"]["env"] = json!(["NVIDIA_VISIBLE_DEVICES=0"]);
+    let refused = case.plan(&QUARTER).unwrap_err();
+    assert!(refused.contains("but GPU 0 (NVIDIA H200) is set apart on this host"), "{refused}");
+}
+
+#[test]
+fn each_gpu_is_cut_and_shared_by_its_own_policy() {
+    let config = "[policy.gpu.1]\nslices = 2\nthreads_overcommit = false\nreserve = '1GiB'";
+    let case = Case { config, others: vec![share(1, SECOND, 1024, "60", 1)], ..Case::default() };
+    let on = |gpu: &'static str, slices: &'static str| {
+        case.plan(&[("oci-mps/gpu", gpu), ("oci-mps/slices", slices)]).map(|plan| plan.share)
+    };
+    let first = on("0", "1").unwrap();
+    assert_eq!((first.gpus[0].memory.mib(), first.threads), (35_942, "25".parse().unwrap()));
+    let refused = on("1", "1").unwrap_err();
+    assert!(refused.contains("GPU 1 (NVIDIA H200) has 40% of its threads left to share"), "{refused}");
+    assert!(on("0", "3").is_ok());
+    let refused = on("1", "3").unwrap_err();
+    assert!(refused.contains("asks for 3 slices, but GPU 1 (NVIDIA H200) is cut into 2 here"), "{refused}");
+    // of both, the ceiling that neither exceeds
+    let free = Case { config: "[policy.gpu.1]\nslices = 2", ..Case::default() };
+    let both = free.plan(&[("oci-mps/gpu", "0,1"), ("oci-mps/slices", "1")]).unwrap().share;
+    let memory: Vec<u64> = both.gpus.iter().map(|part| part.memory.mib()).collect();
+    assert_eq!((memory, both.threads), (vec![35_942, 71_885], "25".parse().unwrap()));
+}
+
+/// What is left, who has it, and what would fit.
+#[rstest]
+#[case::one_gpu("", &[("oci-mps/memory", "130GiB"), ("oci-mps/gpu", "0")],
+    "GPU 0 (NVIDIA H200) has 90,011 MiB left to share, oci-mps/memory asks for 133,120 MiB (T3 has 30,000 MiB, T2 has \
+     20,000 MiB, T4 has 2,048 MiB, 2 more the rest); there is room on GPU 1 (NVIDIA H200); see 'oci-mps shares'")]
+#[case::amount("", &[("oci-mps/memory", "143000MiB"), ("oci-mps/gpu", "auto:2")],
+    "GPU 0 (NVIDIA H200) has 90,011 MiB left to share, oci-mps/memory asks for 143,000 MiB (T3 has 30,000 MiB, T2 has \
+     20,000 MiB, T4 has 2,048 MiB, 2 more the rest); 90,011 MiB would fit; see 'oci-mps shares'")]
+#[case::slices("", &[("oci-mps/slices", "4"), ("oci-mps/gpu", "0")], "", )]
+#[case::threads("[policy.gpu.0]\nthreads_overcommit = false", &[("oci-mps/memory", "8GiB"), ("oci-mps/gpu", "0"), ("oci-mps/threads", "90")], "")]
+#[case::processes("", &[("oci-mps/memory", "80GiB"), ("oci-mps/processes", "45"), ("oci-mps/gpu", "auto:2")],
+    "GPU 0 (NVIDIA H200) has 43 MPS client slot(s) left, oci-mps/processes takes 45 (T1 has 1 slot(s), T2 has 1 slot(s), \
+     T3 has 1 slot(s), 2 more the rest); 43 process(es) would fit; see 'oci-mps shares'")]
+fn a_refusal_says_who_has_it_and_what_would_fit(
+    #[case] config: &str,
+    #[case] annotations: &[(&str, &str)],
+    #[case] says: &str,
+) {
+    let others = vec![
+        share(1, H200, 1024, "10", 1),
+        share(2, H200, 20_000, "20", 1),
+        share(3, H200, 30_000, "30", 1),
+        share(4, H200, 2048, "10", 1),
+        share(5, H200, 176, "10", 1),
+    ];
+    let case = Case { config, others, ..Case::default() };
+    let mut refused = case.plan(annotations).unwrap_err();
+    for n in 1..=5 {
+        refused = refused.replace(token(n).as_str(), &format!("T{n}"));
+    }
+    if says.is_empty() {
+        assert!(
+            refused.contains("; there is room on GPU 1 (NVIDIA H200); see 'oci-mps shares'"),
+            "{refused}"
+        );
+    } else {
+        assert_eq!(refused, says);
+    }
+}
+
+proptest! {
+    /// What a refusal offers is given to whoever asks for that instead.
+    #[test]
+    fn what_is_said_to_fit_fits(
+        others in prop::collection::vec((1u32..60_000, 1u32..50, any::<bool>()), 0..9),
+        asked in (1u32..160_000, 1u32..100, 1u32..40, 0u32..3, 1u32..5, any::<bool>()),
+        strict in any::<bool>(),
+    ) {
+        let (mib, threads, processes, gpu, slices, in_slices) = asked;
+        let promised = |(n, (mib, threads, second)): (u32, &(u32, u32, bool))| {
+            share(n, if *second { SECOND } else { H200 }, (*mib).into(), &threads.to_string(), 3)
+        };
+        let case = Case {
+            config: if strict { "[policy]\nthreads_overcommit=false" } else { "" },
+            others: (1u32..).zip(&others).map(promised).collect(),
+            ..Case::default()
+        };
+        let gpu = ["0", "auto", "auto:2"][gpu as usize];
+        let ask = |mib: u64, threads: &str, processes: u32, slices: u32, gpu: &str| {
+            let mut words = vec![("oci-mps/gpu", gpu.to_owned()), ("oci-mps/processes", processes.to_string())];
+            if in_slices {
+                words.push(("oci-mps/slices", slices.to_string()));
+            } else {
+                words.extend([("oci-mps/memory", format!("{mib}MiB")), ("oci-mps/threads", threads.to_owned())]);
+            }
+            let words: Vec<(&str, &str)> = words.iter().map(|(key, value)| (*key, value.as_str())).collect();
+            let request = Request::read(&words, Aliases::default()).unwrap().unwrap();
+            let config = HostConfig::parse(case.config).unwrap();
+            let others: Vec<&Share> = case.others.iter().collect();
+            let (token, site) = (token(0), site());
+            plan(&spec(&case.spec), &request, Facts {
+                config: &config, inventory: &case.inventory, others: &others, held: None, token: &token, site: &site,
+            })
+        };
+        let (mib, threads) = (u64::from(mib), threads.to_string());
+        if let Err(Refusal::NoRoom { fit: Some(fit), .. }) = ask(mib, &threads, processes, slices, gpu) {
+            let again = match &fit {
+                Fit::Elsewhere(_) => ask(mib, &threads, processes, slices, "auto"),
+                Fit::Memory(memory) => ask(memory.mib(), &threads, processes, slices, gpu),
+                Fit::Slices(count) => ask(mib, &threads, processes, count.get(), gpu),
+                Fit::Threads(threads) => ask(mib, &threads.to_string(), processes, slices, gpu),
+                Fit::Processes(count) => ask(mib, &threads, count.get(), slices, gpu),
+                Fit::Nothing => return Ok(()),
+            };
+            prop_assert!(again.is_ok(), "{fit:?}: {:?}", again.map(|_| ()).map_err(|refusal| refusal.to_string()));
+        }
     }
 }

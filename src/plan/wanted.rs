@@ -14,7 +14,7 @@ use crate::size::{Field, GpuChoice, Ipc, MemoryAmount, MemoryAsk, Priority, Size
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) memory: Memory,
-    pub(super) threads: Percentage,
+    threads: Percentage,
     pub(super) gpu: GpuChoice,
     pub(super) processes: NonZeroU32,
     pub(super) priority: Priority,
@@ -29,7 +29,19 @@ pub(super) struct Wanted {
 #[derive(Debug)]
 pub(super) enum Memory {
     Amounts(MemoryAsk),
-    Slices { count: NonZeroU32, of: NonZeroU32 },
+    /// So many of as many as the GPU is cut into.
+    Slices(NonZeroU32),
+}
+
+/// What is asked of one GPU.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ask {
+    pub(super) memory: MemoryQuantity,
+    /// For each process.
+    pub(super) threads: Percentage,
+    pub(super) processes: NonZeroU32,
+    /// Whether the memory was asked for in slices.
+    pub(super) in_slices: bool,
 }
 
 /// One place where a size can stand: what it says, and what to call it.
@@ -52,21 +64,15 @@ impl Wanted {
         let sized = layers.iter().find(|layer| {
             [Field::Slices, Field::Memory, Field::Threads].into_iter().any(|field| layer.size.has(field))
         });
-        let (memory, threads) =
-            if let Some(count) = sized.and_then(|layer| layer.size.slices) {
-                let of = config.policy.slices;
-                let threads = Percentage::of_parts(count.get(), of).ok_or_else(|| {
-                    Refusal::TooManySlices { key: name(Field::Slices), asked: count.get(), slices: of.get() }
-                })?;
-                (Memory::Slices { count, of }, threads)
-            } else {
-                let memory = layers.iter().find_map(|layer| layer.size.memory.clone());
-                let memory = memory.ok_or_else(|| Refusal::NoMemory { key: asking_key(request) })?;
-                let threads = layers.iter().find_map(|layer| layer.size.threads);
-                (Memory::Amounts(memory), threads.unwrap_or(Percentage::WHOLE))
-            };
-        let memory_field =
-            if matches!(memory, Memory::Slices { .. }) { Field::Slices } else { Field::Memory };
+        let (memory, threads) = if let Some(count) = sized.and_then(|layer| layer.size.slices) {
+            (Memory::Slices(count), Percentage::WHOLE)
+        } else {
+            let memory = layers.iter().find_map(|layer| layer.size.memory.clone());
+            let memory = memory.ok_or_else(|| Refusal::NoMemory { key: asking_key(request) })?;
+            let threads = layers.iter().find_map(|layer| layer.size.threads);
+            (Memory::Amounts(memory), threads.unwrap_or(Percentage::WHOLE))
+        };
+        let memory_field = if matches!(memory, Memory::Slices(_)) { Field::Slices } else { Field::Memory };
         let pick = |field: Field| first(field).map(|layer| layer.size);
         Ok(Self {
             memory,
@@ -106,18 +112,31 @@ impl Wanted {
         }
     }
 
-    /// How much memory the container gets on the `nth` of its GPUs, if that is this one. Rounded down.
-    pub(super) fn memory_on(&self, gpu: &Gpu, nth: usize) -> MemoryQuantity {
+    /// What it asks of the `nth` of its GPUs, if that is this one, which is cut into so many slices. Rounded down.
+    pub(super) fn on(&self, gpu: &Gpu, nth: usize, slices: NonZeroU32) -> Result<Ask, Refusal> {
         let amount = match &self.memory {
-            Memory::Slices { count, of } => return gpu.memory.split(*of).times(count.get()),
+            Memory::Slices(count) => return self.slices_on(gpu, *count, slices),
             Memory::Amounts(MemoryAsk::Each(amount)) => Some(amount),
             Memory::Amounts(MemoryAsk::PerGpu(amounts)) => amounts.get(nth),
         };
-        match amount {
+        let memory = match amount {
             Some(MemoryAmount::Exactly(memory)) => *memory,
             Some(MemoryAmount::Part(percentage)) => gpu.memory.part(*percentage),
             None => MemoryQuantity::ZERO,
-        }
+        };
+        Ok(Ask { memory, threads: self.threads, processes: self.processes, in_slices: false })
+    }
+
+    /// So many slices of this GPU.
+    pub(super) fn slices_on(&self, gpu: &Gpu, count: NonZeroU32, of: NonZeroU32) -> Result<Ask, Refusal> {
+        let threads = Percentage::of_parts(count.get(), of).ok_or_else(|| Refusal::TooManySlices {
+            key: self.name(Field::Memory),
+            asked: count.get(),
+            gpu: gpu.to_string(),
+            slices: of.get(),
+        })?;
+        let memory = gpu.memory.split(of).times(count.get());
+        Ok(Ask { memory, threads, processes: self.processes, in_slices: true })
     }
 }
 

@@ -22,6 +22,8 @@ pub(crate) struct Container {
     pub(crate) user_namespace: bool,
     /// The engine's own `--ipc=host`.
     pub(crate) ipc_host: bool,
+    /// Goes on when the engine's command has ended, and is kept when it has.
+    pub(crate) detached: bool,
     /// An IPC namespace that is joined; only a bundle can say so.
     pub(crate) ipc_of: Option<PathBuf>,
 }

@@ -241,6 +241,15 @@ impl Host {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
+    /// What `oci-mps …` says where it does not do what it is told.
+    pub(crate) fn try_oci_mps(&self, arguments: &[&str]) -> String {
+        let mut command = self.as_owner();
+        command.arg(self.program("oci-mps")).args(arguments).envs(self.variables());
+        let output = command.output().unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
+        assert!(!output.status.success(), "oci-mps {arguments:?} was not refused");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
     /// Who has a share, by `oci-mps shares --json`.
     pub(crate) fn shares(&self) -> Vec<Value> {
         let said = self.oci_mps(&["shares", "--json"]);

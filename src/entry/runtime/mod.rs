@@ -130,6 +130,7 @@ fn edit(bundle: &Bundle, layout: &Layout) -> Result<(), RuntimeError> {
         // this process, which exec leaves the same
         holder: Process::this().map_err(RuntimeError::Holder)?,
         lapses_after: None,
+        spec: fs::canonicalize(&bundle.spec).ok(),
     };
     inject::inject(&original, &setting, |edited| write(&bundle.spec, &original, edited))?;
     Ok(())

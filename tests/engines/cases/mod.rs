@@ -1,5 +1,6 @@
 //! What is promised, and how it is shown on an engine.
 
+mod admission;
 mod build;
 mod bundle;
 mod damage;
@@ -42,6 +43,7 @@ pub(crate) fn all() -> Vec<Case> {
         promise::cases(),
         spec::cases(),
         share::cases(),
+        admission::cases(),
         bundle::cases(),
         build::cases(),
         damage::cases(),

@@ -163,7 +163,15 @@ impl Containerd {
 
     fn nerdctl_run(&self, host: &Host, id: &str, container: &Container) -> Command {
         let mut nerdctl = self.client(host);
-        nerdctl.args(["run", "--rm", "--name", id, "--network", "none", "--runtime"]);
+        nerdctl.args([
+            "run",
+            if container.detached { "--detach" } else { "--rm" },
+            "--name",
+            id,
+            "--network",
+            "none",
+            "--runtime",
+        ]);
         match self.way {
             Way::Runtime => nerdctl.arg(host.path().join("wrap-oci-mps-runtime")),
             Way::Shim => nerdctl.arg("io.containerd.mps.v2"),
@@ -232,6 +240,12 @@ impl Engine for Containerd {
             Client::Ctr(_) => self.ctr_run(host, id, container),
             Client::Nerdctl => self.nerdctl_run(host, id, container),
         })
+    }
+
+    fn ask(&self, host: &Host, words: &[&str]) -> Result<Command> {
+        let mut client = self.client(host);
+        client.args(words);
+        Ok(client)
     }
 
     fn cannot(&self, container: &Container) -> Option<&'static str> {

@@ -25,6 +25,11 @@ pub(crate) trait Engine: Send {
     /// What a user would type.
     fn command(&self, host: &Host, id: &str, container: &Container) -> Result<Command>;
 
+    /// The engine's own words about a container that is there: `stop c1`, `start c1`.
+    fn ask(&self, _host: &Host, words: &[&str]) -> Result<Command> {
+        anyhow::bail!("this engine knows no {words:?}")
+    }
+
     /// Whether this user is not shown what the low-level runtime or a hook says, but finds it in the log.
     fn hides_messages(&self) -> bool {
         false
@@ -129,6 +134,14 @@ impl Session {
             command.unwrap_or_else(|error| panic!("describing a container to {}: {error:#}", self.kind.name));
         self.host.forget().unwrap_or_else(|error| panic!("{error:#}"));
         Running::start(command, self.host.path())
+    }
+
+    /// Says something to the engine about a container that is there.
+    pub(crate) fn ask(&mut self, words: &[&str]) -> Outcome {
+        let command = self.engine.ask(&self.host, words);
+        let command = command.unwrap_or_else(|error| panic!("{}: {error:#}", self.kind.name));
+        self.host.forget().unwrap_or_else(|error| panic!("{error:#}"));
+        Running::start(command, self.host.path()).wait(Duration::from_secs(30))
     }
 
     /// What the container that was started last is called.

@@ -153,7 +153,14 @@ fn as_user(host: &Host, command: &Command) -> Command {
 impl Engine for Podman {
     fn command(&self, host: &Host, id: &str, container: &Container) -> Result<Command> {
         Ok(self.podman(host, |podman| {
-            podman.args(["run", "--rm", "--name", id, "--network", "none"]);
+            podman.args([
+                "run",
+                if container.detached { "--detach" } else { "--rm" },
+                "--name",
+                id,
+                "--network",
+                "none",
+            ]);
             // podman asks for more than an unprivileged machine may give
             podman.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000"]);
             if self.crun {
@@ -186,6 +193,12 @@ impl Engine for Podman {
                 podman.args(["--ipc", "host"]);
             }
             podman.arg(MACHINE.image()).args(&container.command);
+        }))
+    }
+
+    fn ask(&self, host: &Host, words: &[&str]) -> Result<Command> {
+        Ok(self.podman(host, |podman| {
+            podman.args(words);
         }))
     }
 
