@@ -24,6 +24,8 @@ pub(crate) struct Container {
     pub(crate) ipc_host: bool,
     /// Goes on when the engine's command has ended, and is kept when it has.
     pub(crate) detached: bool,
+    /// How often the engine starts it again when it fails.
+    pub(crate) retries: Option<u32>,
     /// An IPC namespace that is joined; only a bundle can say so.
     pub(crate) ipc_of: Option<PathBuf>,
 }

@@ -20,6 +20,7 @@ pub(super) fn cases() -> Vec<Case> {
             "a_container_that_is_started_again_has_one_share_or_is_refused",
             started_again,
         ),
+        Case::only(&["podman-runtime"], "a_restart_policy_gives_each_run_its_share_again", retried),
         Case::only(&["runc"], "a_pods_init_container_gives_its_share_back_before_the_main_one_starts", pod),
     ]
 }
@@ -101,6 +102,25 @@ fn started_again(session: &mut Session) {
     assert_eq!(third["gpus"], first["gpus"]);
     let said = session.host.try_oci_mps(&["shares", "release", third["id"].as_str().unwrap_or_default()]);
     assert!(said.contains("still runs") && said.contains("stop it first"), "{said}");
+    say(session, &["rm", "--force", &id]);
+}
+
+/// Three runs: the first and two more.
+fn retried(session: &mut Session) {
+    let out = session.host.path().join("runs");
+    std::fs::create_dir(&out).expect("a directory");
+    let script = "cuda-probe --timeout 10 >> /out/seen; env | grep MEM_LIMIT >> /out/seen; exit 3";
+    let failing = Container { detached: true, retries: Some(2), ..Container::shell(script) };
+    let outcome = session.run(&failing.mount(&out, "/out").with(&QUARTER));
+    assert!(outcome.status.success(), "{outcome}");
+    let id = session.last_id();
+    let seen = || std::fs::read_to_string(out.join("seen")).unwrap_or_default();
+    let one = "{\"cuInit\":805}\nCUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8192M\n";
+    assert!(processes::wait_for(Duration::from_secs(20), || seen() == one.repeat(3)), "{}", seen());
+    nobody_has_a_share(session);
+    // podman cleans up after the last run in a process of its own
+    let is_clean = || session.host.records() == Some(0);
+    assert!(processes::wait_for(Duration::from_secs(5), is_clean), "a run left its record");
     say(session, &["rm", "--force", &id]);
 }
 

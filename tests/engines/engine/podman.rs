@@ -168,6 +168,9 @@ impl Engine for Podman {
             } else if !self.rootless {
                 podman.args(["--cgroup-parent", &format!("/{}", host.name())]);
             }
+            if let Some(retries) = container.retries {
+                podman.args(["--restart", &format!("on-failure:{retries}")]);
+            }
             for (key, value) in &container.annotations {
                 // before 4.4 podman takes a comma for the end of the annotation, but in quotes
                 let annotation = format!("{key}={value}");
