@@ -128,13 +128,13 @@ fn choose<'a>(
                 Err(misfit) => misfits.push(misfit),
             }
         }
-        let best = fitting.into_iter().min_by_key(|(gpu, _, left)| {
+        let best = fitting.into_iter().min_by_key(|(gpu, _, rest)| {
             let was_held = held.get(nth).is_some_and(|share| share.gpu == gpu.uuid);
-            let fit = match facts.config.policy.placement {
-                Placement::Pack => left.mib(),
-                Placement::Spread => u64::MAX - left.mib(),
+            let (least, most) = match facts.config.policy.placement {
+                Placement::Pack => (Some(*rest), None),
+                Placement::Spread => (None, Some(Reverse(*rest))),
             };
-            (!was_held, fit, gpu.index)
+            (!was_held, least, most, gpu.index)
         });
         let (gpu, ask, _) =
             best.ok_or_else(|| room::refusal(misfits, wanted, facts, &candidates, count, &[]))?;

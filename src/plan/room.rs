@@ -91,13 +91,16 @@ pub(super) enum Misfit {
     Never(Refusal),
 }
 
-/// Whether the share fits on that GPU, and how much memory is then left on it.
-pub(super) fn check(
-    gpu: &Gpu,
-    ask: Ask,
-    wanted: &Wanted,
-    facts: Facts<'_>,
-) -> Result<MemoryQuantity, Misfit> {
+/// What would be left on a GPU: where two leave as much memory the threads decide, and then the client slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rest {
+    memory: MemoryQuantity,
+    threads: u64,
+    clients: u32,
+}
+
+/// Whether the share fits on that GPU, and what is then left on it.
+pub(super) fn check(gpu: &Gpu, ask: Ask, wanted: &Wanted, facts: Facts<'_>) -> Result<Rest, Misfit> {
     let each = ask.memory.split(ask.processes);
     let context = gpu.context_memory(ask.threads);
     if each <= context {
@@ -120,21 +123,27 @@ pub(super) fn check(
         return full(Field::Memory, ShortageKind::Memory { left: left.memory, asked: ask.memory });
     }
     let threads = u64::from(ask.threads.thousandths()) * u64::from(ask.processes.get());
-    if let Some(left) = left.threads.filter(|left| threads > *left) {
-        return full(Field::Threads, ShortageKind::Threads { left, asked: threads });
+    if left.threads_are_bounded && threads > left.threads {
+        return full(Field::Threads, ShortageKind::Threads { left: left.threads, asked: threads });
     }
     if ask.processes.get() > left.clients {
         let kind = ShortageKind::Clients { left: left.clients, asked: ask.processes.get() };
         return full(Field::Processes, kind);
     }
-    Ok(left.memory.minus(ask.memory))
+    Ok(Rest {
+        memory: left.memory.minus(ask.memory),
+        threads: left.threads.saturating_sub(threads),
+        clients: left.clients - ask.processes.get(),
+    })
 }
 
 /// What a GPU still has to give.
 struct Left {
     memory: MemoryQuantity,
-    /// Nothing where threads may be promised without end.
-    threads: Option<u64>,
+    /// Until the ceilings add up to all of it, in thousandths of a percent.
+    threads: u64,
+    /// Whether they may not add up to more.
+    threads_are_bounded: bool,
     clients: u32,
 }
 
@@ -143,10 +152,10 @@ impl Left {
         let terms = facts.config.policy.on(gpu);
         let promised = Promised::of(facts.others.iter().copied(), &gpu.uuid);
         let all = if in_slices { terms.sliceable(gpu.memory) } else { terms.shareable(gpu.memory) };
-        let threads = u64::from(Percentage::WHOLE.thousandths()).saturating_sub(promised.threads);
         Self {
             memory: all.minus(promised.memory),
-            threads: (!terms.threads_overcommit).then_some(threads),
+            threads: u64::from(Percentage::WHOLE.thousandths()).saturating_sub(promised.threads),
+            threads_are_bounded: !terms.threads_overcommit,
             clients: gpu.client_slots(facts.inventory.cuda).saturating_sub(promised.clients),
         }
     }
@@ -231,7 +240,9 @@ fn fit(wanted: &Wanted, facts: Facts<'_>, gpus: &[&Gpu], count: usize, elsewhere
         .map(Fit::Memory);
     let mut ceilings: Vec<Percentage> = gpus
         .iter()
-        .filter_map(|gpu| left(gpu).threads)
+        .map(|gpu| left(gpu))
+        .filter(|left| left.threads_are_bounded)
+        .map(|left| left.threads)
         .filter_map(|left| u32::try_from(left / u64::from(wanted.processes.get())).ok()?.try_into().ok())
         .collect();
     ceilings.sort_by_key(|threads| std::cmp::Reverse(*threads));

@@ -345,6 +345,21 @@ fn auto_packs_and_spread_spreads() {
 }
 
 #[test]
+fn where_the_memory_is_equal_threads_and_then_client_slots_decide() {
+    let others = |second: &str, processes| {
+        vec![share(1, H200, 8192, "10", 1), share(2, SECOND, 8192, second, processes)]
+    };
+    for (others, packed) in [(others("50", 1), 1), (others("5", 2), 1), (others("10", 1), 0)] {
+        let case = Case { others: others.clone(), ..Case::default() };
+        assert_eq!(case.placed(&QUARTER).unwrap(), [(packed, 8192)]);
+        if packed == 1 {
+            let spread = Case { others, config: "[policy]\nplacement='spread'", ..Case::default() };
+            assert_eq!(spread.placed(&QUARTER).unwrap(), [(0, 8192)]);
+        }
+    }
+}
+
+#[test]
 fn several_amounts_find_their_gpus_hungriest_first() {
     let case = Case { others: vec![share(1, H200, 100_000, "25", 1)], ..Case::default() };
     let annotations = [("oci-mps/memory", "8GiB,80GiB"), ("oci-mps/gpu", "auto:2")];

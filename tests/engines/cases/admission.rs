@@ -135,7 +135,7 @@ const CONTAINERD: [&str; 6] = [
 ];
 const CRIO: [&str; 6] = [
     "io.kubernetes.cri-o.ContainerType",
-    "io.kubernetes.cri-o.ContainerName",
+    "io.kubernetes.container.name",
     "io.kubernetes.pod.name",
     "io.kubernetes.pod.namespace",
     "io.kubernetes.cri-o.ImageName",
