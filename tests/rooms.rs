@@ -138,6 +138,7 @@ fn rust_files(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let paths = entries.map(|entry| entry.unwrap().path());
     paths
+        .filter(|path| !path.ends_with("tests"))
         .flat_map(|path| if path.is_dir() { rust_files(&path) } else { vec![path] })
         .filter(|path| path.extension().is_some_and(|kind| kind == "rs") && !path.ends_with("tests.rs"))
         .collect()
