@@ -12,6 +12,8 @@
 //!
 //! Needs root, runc, busybox and an MPS control program, as benches/create.rs does.
 
+mod machine;
+
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::fs::{self, File};
@@ -95,7 +97,7 @@ impl Host {
         fs::write(directory.join("gpus.toml"), format!("cuda = {{ major = 13, minor = 1 }}\n{gpus}"))?;
         let config = format!(
             "[daemon]\ncontrol = '{}'\n[inventory]\nsource = 'file'\nfile = '{}'\n",
-            control_program().display(),
+            machine::control_program().display(),
             directory.join("gpus.toml").display()
         );
         fs::write(directory.join("config.toml"), config)?;
@@ -350,20 +352,6 @@ fn child(directory: &Path) -> Result<()> {
         Err(error) => format!("refused: {error}"),
     };
     Ok(writeln!(std::io::stdout(), "{said}")?)
-}
-
-fn control_program() -> PathBuf {
-    let unpacked = || {
-        let cache = std::env::var_os("OCI_MPS_ENGINES")
-            .map(PathBuf::from)
-            .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache/oci-mps/engines")))?;
-        let known = fs::read_to_string(cache.join("env")).ok()?;
-        known.lines().find_map(|line| line.strip_prefix("MPS_CONTROL_550=").map(PathBuf::from))
-    };
-    std::env::var_os("MPS_CONTROL")
-        .map(PathBuf::from)
-        .or_else(unpacked)
-        .unwrap_or("nvidia-cuda-mps-control".into())
 }
 
 fn spec(directory: &Path, asks: bool) -> Value {

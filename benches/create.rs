@@ -8,6 +8,8 @@
 //! whole process with all that it waited for: the control program and the hook too. Needs root, runc, busybox and an
 //! MPS control program (`MPS_CONTROL`, else what `tests/engines/prepare` unpacked, else the installed one).
 
+mod machine;
+
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -89,7 +91,7 @@ impl Host {
     fn new(directory: &Path) -> Result<Self> {
         fs::create_dir_all(directory.join("bundle/rootfs/bin"))?;
         fs::copy("/usr/bin/busybox", directory.join("bundle/rootfs/bin/busybox"))?;
-        let control = control_program();
+        let control = machine::control_program();
         let inventory = directory.join("gpus.toml");
         fs::write(
             directory.join("config.toml"),
@@ -146,20 +148,6 @@ impl Drop for Host {
                 nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
         }
     }
-}
-
-fn control_program() -> PathBuf {
-    let unpacked = || {
-        let cache = std::env::var_os("OCI_MPS_ENGINES")
-            .map(PathBuf::from)
-            .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache/oci-mps/engines")))?;
-        let known = fs::read_to_string(cache.join("env")).ok()?;
-        known.lines().find_map(|line| line.strip_prefix("MPS_CONTROL_550=").map(PathBuf::from))
-    };
-    std::env::var_os("MPS_CONTROL")
-        .map(PathBuf::from)
-        .or_else(unpacked)
-        .unwrap_or("nvidia-cuda-mps-control".into())
 }
 
 fn spec(annotations: &Value) -> Value {

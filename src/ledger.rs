@@ -23,7 +23,7 @@ use crate::origin::Origin;
 use crate::share::{Share, Token};
 
 /// How long a container waits for others that are being decided upon. Each takes about a millisecond, but where 500 come
-/// at once to a machine of two cores, each is also interrupted by all the others. Podman gives its hook 10 s in all.
+/// at once to a machine of two cores, each is also interrupted by all the others. Podman gives its hook 15 s in all.
 const PATIENCE: Duration = Duration::from_secs(8);
 
 /// Where the ledger is.
@@ -307,7 +307,7 @@ impl Book {
         let record = self.find(token)?.ok_or_else(|| LedgerError::NotReserved { token: token.clone() })?;
         match &record.owner {
             Owner::Attached(present) if *present == container => return Ok(()),
-            Owner::Attached(present) if present.process.is_alive() => {
+            Owner::Attached(present) if present.runs() => {
                 return Err(LedgerError::Taken { token: token.clone(), container: present.id.clone() });
             }
             _ => {}
@@ -317,9 +317,10 @@ impl Book {
             line.share.token != *token
                 && line.text.contains(container.id.as_str())
                 && line.record().is_ok_and(|record| {
+                    // by its first process alone: in the cgroup there are the new run's already
                     matches!(&record.owner, Owner::Attached(earlier)
-                        if earlier.id == container.id && earlier.bundle == container.bundle)
-                        && !record.is_live()
+                        if earlier.id == container.id && earlier.bundle == container.bundle
+                            && !earlier.process.is_alive())
                 })
         };
         self.content.lines.retain(|line| !was_its(line));
@@ -395,8 +396,7 @@ impl Record {
                     && holder.is_alive()
                     && spec.as_ref().is_none_or(|spec| spec.exists())
             }
-            // in the host's PID namespace the first process may end before the others
-            Owner::Attached(container) => container.process.is_alive() || container.has_processes(),
+            Owner::Attached(container) => container.runs(),
         }
     }
 
@@ -410,11 +410,16 @@ impl Record {
 
     /// Whether the share belongs to a container that runs.
     pub fn is_a_running_containers(&self) -> bool {
-        matches!(&self.owner, Owner::Attached(container) if container.process.is_alive())
+        matches!(&self.owner, Owner::Attached(container) if container.runs())
     }
 }
 
 impl Container {
+    /// Whether any of it runs: in the host's PID namespace the first process may end before the others.
+    pub fn runs(&self) -> bool {
+        self.process.is_alive() || self.has_processes()
+    }
+
     /// Whether anything runs in its cgroup, where that is the container's own: its path then names it.
     fn has_processes(&self) -> bool {
         self.cgroup.as_ref().is_some_and(|path| path.contains(&self.id) && kernel::has_processes(path))

@@ -59,8 +59,7 @@ pub(super) fn release(name: &str) -> Result<()> {
         );
     }
     book.forget(&record.share.token)?;
-    println!("released the share of {}", record.holder_name());
-    Ok(())
+    Ok(writeln!(io::stdout(), "released the share of {}", record.holder_name())?)
 }
 
 /// What stands in the ledger now, and what is used of it.

@@ -107,6 +107,34 @@ fn one_share_is_never_two_containers() {
 }
 
 #[test]
+fn a_container_whose_first_process_ended_before_the_others_still_has_its_share() {
+    let host = Host::new();
+    // this test's own cgroup stands for the container's, which its path names
+    let cgroup = alive().cgroup().unwrap();
+    let id = cgroup.rsplit('/').next().unwrap().to_owned();
+    let left_behind = Container { cgroup: Some(cgroup), ..container(&id, dead()) };
+    host.book().reserve(share(1), alive(), None, None).unwrap();
+    host.book().attach(&token(1), left_behind).unwrap();
+    assert_eq!(host.book().reap().unwrap(), 0);
+    let error = host.book().attach(&token(1), container("c2", alive())).unwrap_err();
+    assert!(error.to_string().contains("already belongs to the container"), "{error}");
+    assert!(host.book().find(&token(1)).unwrap().unwrap().is_a_running_containers());
+}
+
+#[test]
+fn a_container_that_is_started_again_in_its_old_cgroup_has_one_share() {
+    let host = Host::new();
+    let cgroup = alive().cgroup().unwrap();
+    let id = cgroup.rsplit('/').next().unwrap().to_owned();
+    let run = |process| Container { cgroup: Some(cgroup.clone()), ..container(&id, process) };
+    host.book().reserve(share(1), alive(), None, None).unwrap();
+    host.book().attach(&token(1), run(dead())).unwrap();
+    host.book().reserve(share(2), alive(), None, None).unwrap();
+    host.book().attach(&token(2), run(alive())).unwrap();
+    assert_eq!(host.names(), [token(2).to_string()], "the new run's processes are no life of the old one's");
+}
+
+#[test]
 fn what_is_not_reserved_cannot_be_attached() {
     let error = Host::new().book().attach(&token(1), container("c1", alive())).unwrap_err();
     assert!(error.to_string().contains("create the container anew"), "{error}");
