@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use crate::config::HostConfig;
 use crate::daemon::{Daemon, Ready};
 use crate::inventory;
-use crate::ledger::{Ledger, Owner, Record};
+use crate::ledger::{Ledger, Record};
 
 /// Starts the daemon, or takes over the one that runs, and leaves the inventory where starting containers read it.
 pub(super) fn up() -> Result<()> {
@@ -34,8 +34,12 @@ pub(super) fn up() -> Result<()> {
 pub(super) fn down(wait: Duration, force: bool) -> Result<()> {
     let layout = super::layout();
     let config = HostConfig::load(layout.config())?;
-    let holders: Vec<String> =
-        Ledger::new(&layout).records()?.iter().filter(|r| r.is_live()).map(name).collect();
+    let holders: Vec<String> = Ledger::new(&layout)
+        .records()?
+        .iter()
+        .filter(|record| record.is_live())
+        .map(Record::holder_name)
+        .collect();
     if !holders.is_empty() && !force && wait.is_zero() {
         bail!(
             "{} container(s) have a share: {}; stop them, wait for them with --wait SECONDS, or end their CUDA \
@@ -52,11 +56,4 @@ pub(super) fn down(wait: Duration, force: bool) -> Result<()> {
         if ran { "the MPS control daemon has ended" } else { "no MPS control daemon ran" }
     )?;
     Ok(())
-}
-
-fn name(record: &Record) -> String {
-    match &record.owner {
-        Owner::Reserved { holder, .. } => format!("one that process {} creates", holder.pid),
-        Owner::Attached(container) => container.id.clone(),
-    }
 }
